@@ -1,0 +1,323 @@
+//! Domain types of what flows through Pointsman: names, unit queries and learnable examples.
+//!
+//! Parse, don't validate: a value of one of these types is already good. A query is finite and of unit norm, an
+//! example's probabilities and reward are in range, so nothing behind this door has to ask again.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Name of a space or a model: `[A-Za-z0-9._-]{1,64}`, not starting with a dot.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(String);
+
+/// Why a string is not a [`Name`].
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{0:?} is not a name: use 1 to 64 of A-Z a-z 0-9 . _ -, not starting with a dot")]
+pub struct BadName(pub String);
+
+impl Name {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = BadName;
+
+    fn try_from(text: String) -> Result<Self, BadName> {
+        let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+        if (1..=64).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(allowed) {
+            Ok(Self(text))
+        } else {
+            Err(BadName(text))
+        }
+    }
+}
+
+impl TryFrom<&str> for Name {
+    type Error = BadName;
+
+    fn try_from(text: &str) -> Result<Self, BadName> {
+        Self::try_from(text.to_owned())
+    }
+}
+
+impl From<Name> for String {
+    fn from(name: Name) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A query embedding of unit Euclidean norm.
+///
+/// Scaling a query by c is the same as scaling (eta, beta, tau) by c², so unit norm is not optional.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Query(Vec<f64>);
+
+/// Why a vector cannot be a [`Query`].
+#[derive(Debug, Error, PartialEq)]
+pub enum BadQuery {
+    /// A component is NaN or infinite.
+    #[error("component {index} of the query is {value}: every component must be finite")]
+    NotFinite {
+        /// Position of the component.
+        index: usize,
+        /// Its value.
+        value: f64,
+    },
+    /// All components are zero, so there is no direction to normalise to.
+    #[error("the query is the zero vector (or empty): it has no direction")]
+    Zero,
+    /// The number of components is not the space's dimension.
+    #[error("the query has {found} components, the space has dim = {expected}")]
+    Dimension {
+        /// Components that came.
+        found: usize,
+        /// Components that the space has.
+        expected: usize,
+    },
+}
+
+impl Query {
+    /// Normalises `components` to unit norm.
+    pub fn new(components: impl IntoIterator<Item = f64>) -> Result<Self, BadQuery> {
+        let mut q: Vec<f64> = components.into_iter().collect();
+        if let Some(index) = q.iter().position(|x| !x.is_finite()) {
+            return Err(BadQuery::NotFinite { index, value: q[index] });
+        }
+        let largest = q.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+        if largest == 0.0 {
+            return Err(BadQuery::Zero);
+        }
+        // Only magnitudes whose squares would overflow or vanish are scaled first, so that ordinary vectors keep
+        // the bits that a plain division by the norm gives.
+        if !(1e-100..=1e100).contains(&largest) {
+            q.iter_mut().for_each(|x| *x /= largest);
+        }
+        let norm = q.iter().map(|x| x * x).sum::<f64>().sqrt();
+        q.iter_mut().for_each(|x| *x /= norm);
+        Ok(Self(q))
+    }
+
+    /// Normalises single-precision components, as events carry them, in double precision.
+    pub fn from_f32(components: &[f32]) -> Result<Self, BadQuery> {
+        Self::new(components.iter().map(|&x| f64::from(x)))
+    }
+
+    /// Checks that the query belongs into a space of this dimension.
+    pub fn check_dim(&self, expected: usize) -> Result<(), BadQuery> {
+        let found = self.0.len();
+        if found == expected { Ok(()) } else { Err(BadQuery::Dimension { found, expected }) }
+    }
+
+    /// The components.
+    pub fn as_slice(&self) -> &[f64] {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Query {
+    /// Reads components that were a query when they were written: checked, not normalised again, so that a restored
+    /// query has the very bits of the saved one.
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let q = Vec::<f64>::deserialize(deserializer)?;
+        let norm = q.iter().map(|x| x * x).sum::<f64>();
+        if (norm - 1.0).abs() < 1e-9 { Ok(Self(q)) } else { Err(serde::de::Error::custom("not a unit query")) }
+    }
+}
+
+/// A query with the decision that was taken on it and the reward that it earned: what a learner learns from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "SavedExample")]
+pub struct Example {
+    query: Query,
+    model: usize,
+    propensities: Vec<f64>,
+    policy: Option<Vec<f64>>,
+    reward: f64,
+}
+
+/// Why an [`Example`] cannot be learned from.
+#[derive(Debug, Error, PartialEq)]
+pub enum BadExample {
+    /// The query does not fit the space.
+    #[error(transparent)]
+    Query(#[from] BadQuery),
+    /// A probability vector has another length than the space has models.
+    #[error("{field} has {found} entries, the space has {expected} models")]
+    Length {
+        /// `propensities` or `policy`.
+        field: &'static str,
+        /// Entries that came.
+        found: usize,
+        /// Models of the space.
+        expected: usize,
+    },
+    /// A probability is NaN or outside of 0..1.
+    #[error("{field} holds {value}: every probability must be in 0..1")]
+    Probability {
+        /// `propensities` or `policy`.
+        field: &'static str,
+        /// The offending value.
+        value: f64,
+    },
+    /// The chosen model's index is beyond the space's models.
+    #[error("model {0} was chosen, but there is no such model")]
+    Model(usize),
+    /// The chosen model has propensity zero: it cannot have been drawn.
+    #[error("the chosen model has propensity 0: it cannot have been drawn")]
+    Impossible,
+    /// The reward is NaN or outside of 0..1.
+    #[error("reward {0} is outside of 0..1: map it to that range first")]
+    Reward(f64),
+}
+
+impl Example {
+    /// An example; `policy` is the distribution before an exploration floor was mixed in, where it differs.
+    pub fn new(
+        query: Query,
+        model: usize,
+        propensities: Vec<f64>,
+        policy: Option<Vec<f64>>,
+        reward: f64,
+    ) -> Result<Self, BadExample> {
+        let expected = propensities.len();
+        check_probabilities("propensities", &propensities, expected)?;
+        if let Some(policy) = &policy {
+            check_probabilities("policy", policy, expected)?;
+        }
+        match propensities.get(model) {
+            None => return Err(BadExample::Model(model)),
+            Some(&p) if p <= 0.0 => return Err(BadExample::Impossible),
+            Some(_) => {}
+        }
+        if !(0.0..=1.0).contains(&reward) {
+            return Err(BadExample::Reward(reward));
+        }
+        Ok(Self { query, model, propensities, policy, reward })
+    }
+
+    /// Checks that the example belongs into a space of this shape.
+    pub fn check_shape(&self, dim: usize, models: usize) -> Result<(), BadExample> {
+        self.query.check_dim(dim)?;
+        let found = self.propensities.len();
+        if found == models {
+            Ok(())
+        } else {
+            Err(BadExample::Length { field: "propensities", found, expected: models })
+        }
+    }
+
+    /// The query.
+    pub fn query(&self) -> &Query {
+        &self.query
+    }
+
+    /// Index of the model that was chosen.
+    pub fn model(&self) -> usize {
+        self.model
+    }
+
+    /// The distribution from which the model was drawn.
+    pub fn propensities(&self) -> &[f64] {
+        &self.propensities
+    }
+
+    /// The policy's own distribution: before a floor was mixed in, else the propensities.
+    pub fn policy(&self) -> &[f64] {
+        self.policy.as_deref().unwrap_or(&self.propensities)
+    }
+
+    /// The reward, in 0..1.
+    pub fn reward(&self) -> f64 {
+        self.reward
+    }
+}
+
+/// An example as it comes from outside, not yet checked.
+#[derive(Deserialize)]
+struct SavedExample {
+    query: Query,
+    model: usize,
+    propensities: Vec<f64>,
+    policy: Option<Vec<f64>>,
+    reward: f64,
+}
+
+impl TryFrom<SavedExample> for Example {
+    type Error = BadExample;
+
+    fn try_from(saved: SavedExample) -> Result<Self, BadExample> {
+        Self::new(saved.query, saved.model, saved.propensities, saved.policy, saved.reward)
+    }
+}
+
+fn check_probabilities(field: &'static str, values: &[f64], expected: usize) -> Result<(), BadExample> {
+    if values.len() != expected {
+        return Err(BadExample::Length { field, found: values.len(), expected });
+    }
+    match values.iter().find(|p| !(0.0..=1.0).contains(*p)) {
+        Some(&value) => Err(BadExample::Probability { field, value }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for good in ["a", "bge-small_v1.5", "9", &"x".repeat(64)] {
+            assert_eq!(Name::try_from(good).unwrap().as_str(), good);
+        }
+        for bad in ["", ".hidden", "a b", "ä", "a/b", &"x".repeat(65)] {
+            assert_eq!(Name::try_from(bad), Err(BadName(bad.to_owned())));
+        }
+    }
+
+    #[test]
+    fn queries_are_normalised_at_any_magnitude() {
+        for scale in [1.0, 1e-308, 1e-160, 1e160, 1e307] {
+            let q = Query::new([3.0 * scale, -4.0 * scale]).unwrap();
+            assert!((q.as_slice()[0] - 0.6).abs() < 1e-15 && (q.as_slice()[1] + 0.8).abs() < 1e-15, "{scale}");
+        }
+        assert_eq!(Query::new([0.0, -0.0]), Err(BadQuery::Zero));
+        assert_eq!(Query::new([]), Err(BadQuery::Zero));
+        assert!(matches!(Query::from_f32(&[1.0, f32::NAN]), Err(BadQuery::NotFinite { index: 1, .. })));
+        assert!(matches!(Query::new([f64::INFINITY]), Err(BadQuery::NotFinite { index: 0, .. })));
+    }
+
+    #[test]
+    fn bad_examples_are_refused() {
+        let query = || Query::new([1.0, 0.0]).unwrap();
+        let example = |model, p: &[f64], policy: Option<&[f64]>, reward| {
+            Example::new(query(), model, p.to_vec(), policy.map(<[f64]>::to_vec), reward)
+        };
+        let half = [0.5, 0.5];
+        assert!(example(0, &half, Some(&half), 1.0).is_ok());
+        assert_eq!(example(2, &half, None, 1.0), Err(BadExample::Model(2)));
+        assert_eq!(example(1, &[1.0, 0.0], None, 1.0), Err(BadExample::Impossible));
+        for reward in [f64::NAN, f64::INFINITY, -0.1, 1.1] {
+            assert!(matches!(example(0, &half, None, reward), Err(BadExample::Reward(_))), "{reward}");
+        }
+        for p in [[0.5, f64::NAN], [0.5, -0.5], [0.5, 1.5]] {
+            assert!(matches!(example(0, &p, None, 1.0), Err(BadExample::Probability { .. })));
+            assert!(matches!(example(0, &half, Some(&p), 1.0), Err(BadExample::Probability { field: "policy", .. })));
+        }
+        assert!(matches!(example(0, &half, Some(&[1.0]), 1.0), Err(BadExample::Length { .. })));
+        assert!(example(0, &half, None, 1.0).unwrap().check_shape(3, 2).is_err());
+        assert!(example(0, &half, None, 1.0).unwrap().check_shape(2, 3).is_err());
+    }
+}

@@ -1,0 +1,371 @@
+//! Eigenvectors in factored form: the fast path.
+//!
+//! ```text
+//! V_m = [U_m | S] C_m            V (d x r) orthonormal, U (d x n) orthonormal, S (d x s) recent queries, C small
+//! ```
+//!
+//! A rank-one step changes V by a rotation of its columns and one new direction. Multiplying that out costs
+//! O(d k^2) a model; here it costs O(d k + k^3): the rotation goes into C, and the new direction is the query itself,
+//! put once into S, which all models share, since all see the same queries. When S is full every V is multiplied
+//! out into its U, one blocked product for many steps.
+//!
+//! A query that is nearly in the span of V would put nearly dependent columns under C and ruin it. Its direction is
+//! made explicitly instead, orthogonalised twice in d dimensions, and becomes a further column of the model's own U.
+
+use serde::{Deserialize, Serialize};
+
+use super::linalg::{axpy, columns_add, columns_dot, dot, polish, product};
+use super::projection::Ball;
+use super::secular::Secular;
+use super::spectra::{Eigen, Gradient, IN_SPAN, Step, explicit_step};
+
+/// How many recent queries are kept before the factors are multiplied out.
+const RECENT_MAX: usize = 16;
+
+/// How many directions of its own a model adds to U before it is multiplied out.
+const OWN_MAX: usize = 8;
+
+/// Below this share of the query outside of V, squared, its direction is made explicitly.
+const RESIDUAL_MIN: f64 = 0.01;
+
+/// The largest norm, squared, of the new direction's coefficients: beyond it [U | S] is too nearly dependent.
+const COEFFICIENTS_MAX: f64 = 400.0;
+
+/// Orthonormality is restored once in so many multiplications, long before rounding errors have added up.
+const POLISH_EVERY: u32 = 32;
+
+/// The parameters of all models.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Factored {
+    /// S, one query after the other.
+    recent: Vec<f64>,
+    models: Vec<Factor>,
+    #[serde(skip)]
+    work: Work,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Factor {
+    gamma: Vec<f64>,
+    lambda: Vec<f64>,
+    /// U, column by column: the eigenvectors at the last multiplication, then the model's own directions.
+    base: Vec<f64>,
+    /// C's rows for U and for S, row by row.
+    base_rows: Vec<f64>,
+    recent_rows: Vec<f64>,
+    /// How often V was multiplied out.
+    compactions: u32,
+}
+
+/// Memory that a step needs and no state: one for all models.
+#[derive(Debug, Clone, Default)]
+struct Work {
+    /// S'q
+    recent_products: Vec<f64>,
+    /// p = V'q
+    coordinates: Vec<f64>,
+    /// C p, then the span's part of a direction.
+    parts: Parts,
+    /// U'x
+    base_products: Vec<f64>,
+    direction: Vec<f64>,
+    correction: Vec<f64>,
+    correction_products: Vec<f64>,
+    poles: Vec<f64>,
+    components: Vec<f64>,
+    secular: Secular,
+    kept: Vec<usize>,
+    rotation: Vec<f64>,
+    new_row: Vec<f64>,
+    spare: Vec<f64>,
+}
+
+/// Coefficients of a vector over the columns of U and of S.
+#[derive(Debug, Clone, Default)]
+struct Parts {
+    base: Vec<f64>,
+    recent: Vec<f64>,
+}
+
+/// Where the part of the query outside of V comes from, and how long that part is.
+#[derive(Debug, Clone, Copy)]
+enum Outside {
+    /// There is none, to rounding.
+    Nothing,
+    /// The query becomes the next column of S.
+    Recent { rho: f64 },
+    /// Its direction was added to the model's U.
+    Own { rho: f64 },
+}
+
+impl Factored {
+    /// All zero.
+    pub fn new(models: usize) -> Self {
+        Self { recent: Vec::new(), models: vec![Factor::default(); models], work: Work::default() }
+    }
+
+    /// q'W_m q of all models.
+    pub fn scores(&self, query: &[f64], scores: &mut [f64]) {
+        let (mut recent_products, mut base_products, mut coordinates) = (Vec::new(), Vec::new(), Vec::new());
+        columns_dot(&self.recent, query, &mut recent_products);
+        for (score, factor) in scores.iter_mut().zip(&self.models) {
+            factor.coordinates(query, &recent_products, &mut base_products, &mut coordinates);
+            *score = factor.lambda.iter().zip(&coordinates).map(|(lambda, p)| lambda * p * p).sum();
+        }
+    }
+
+    /// One mirror step. A single example takes the fast path; a batch is one dense problem on multiplied-out vectors.
+    pub fn step(&mut self, step: &Step, batch: &[Gradient]) {
+        match batch {
+            [] => {}
+            [gradient] => self.step_one(step, gradient),
+            _ => self.step_batch(step, batch),
+        }
+    }
+
+    /// Each model's eigendecomposition, multiplied out.
+    pub fn eigens(&self, dim: usize) -> Vec<Eigen> {
+        let eigen = |factor: &Factor| Eigen {
+            gamma: factor.gamma.clone(),
+            lambda: factor.lambda.clone(),
+            vectors: factor.vectors(&self.recent, dim),
+        };
+        self.models.iter().map(eigen).collect()
+    }
+
+    /// Whether a state that came from outside has this shape and finite numbers.
+    pub fn is_sound(&self, ball: &Ball, dim: usize, models: usize) -> bool {
+        let finite = |values: &[f64]| values.iter().all(|x| x.is_finite());
+        let recent = self.recent.len() / dim;
+        self.recent.len() == recent * dim
+            && recent <= RECENT_MAX
+            && finite(&self.recent)
+            && self.models.len() == models
+            && self.models.iter().all(|factor| {
+                let (rank, base) = (factor.gamma.len(), factor.base.len() / dim);
+                rank <= ball.rank
+                    && factor.lambda.len() == rank
+                    && factor.base.len() == base * dim
+                    && base <= ball.rank + OWN_MAX
+                    && factor.base_rows.len() == base * rank
+                    && factor.recent_rows.len() == recent * rank
+                    && [&factor.gamma, &factor.lambda, &factor.base, &factor.base_rows, &factor.recent_rows]
+                        .into_iter()
+                        .all(|values| finite(values))
+            })
+    }
+
+    fn step_one(&mut self, step: &Step, gradient: &Gradient) {
+        let query = gradient.query;
+        if self.recent.len() == RECENT_MAX * query.len() {
+            self.compact(query.len());
+        }
+        columns_dot(&self.recent, query, &mut self.work.recent_products);
+        let mut keep_query = false;
+        for (factor, &c) in self.models.iter_mut().zip(gradient.coefficients) {
+            let outside = factor.step(step, &self.recent, query, step.rate * c, &mut self.work);
+            keep_query |= matches!(outside, Outside::Recent { .. });
+        }
+        if keep_query {
+            self.recent.extend_from_slice(query);
+            let rows = self.recent.len() / query.len();
+            for factor in &mut self.models {
+                // A model that does not use the query has a row of zeros for it.
+                factor.recent_rows.resize(rows * factor.gamma.len(), 0.0);
+            }
+        }
+    }
+
+    fn step_batch(&mut self, step: &Step, batch: &[Gradient]) {
+        let dim = batch[0].query.len();
+        for (m, factor) in self.models.iter_mut().enumerate() {
+            let mut eigen = Eigen {
+                vectors: factor.vectors(&self.recent, dim),
+                gamma: std::mem::take(&mut factor.gamma),
+                lambda: std::mem::take(&mut factor.lambda),
+            };
+            explicit_step(&mut eigen, step, m, batch);
+            let compactions = factor.compactions;
+            *factor = Factor { gamma: eigen.gamma, lambda: eigen.lambda, base: eigen.vectors, ..Factor::default() };
+            factor.compactions = compactions;
+            factor.settle(dim, 0, &mut self.work.spare);
+        }
+        self.recent.clear();
+    }
+
+    fn compact(&mut self, dim: usize) {
+        for factor in &mut self.models {
+            factor.compact(&self.recent, dim, &mut self.work.spare);
+            factor.recent_rows.clear();
+        }
+        self.recent.clear();
+    }
+}
+
+impl Factor {
+    /// out = V'x, given S'x
+    fn coordinates(&self, x: &[f64], recent_products: &[f64], base_products: &mut Vec<f64>, out: &mut Vec<f64>) {
+        columns_dot(&self.base, x, base_products);
+        out.clear();
+        out.resize(self.gamma.len(), 0.0);
+        if !out.is_empty() {
+            columns_add(&self.base_rows, base_products, out);
+            columns_add(&self.recent_rows, recent_products, out);
+        }
+    }
+
+    /// C p: the coefficients of V p over U and S
+    fn parts(&self, coordinates: &[f64], parts: &mut Parts) {
+        for (rows, part) in [(&self.base_rows, &mut parts.base), (&self.recent_rows, &mut parts.recent)] {
+            part.clear();
+            part.extend(rows.chunks_exact(coordinates.len().max(1)).map(|row| dot(row, coordinates)));
+        }
+    }
+
+    fn step(&mut self, step: &Step, recent: &[f64], query: &[f64], a: f64, work: &mut Work) -> Outside {
+        if a == 0.0 && step.shrink == 1.0 {
+            return Outside::Nothing;
+        }
+        if self.gamma.is_empty() {
+            self.base.clear();
+        }
+        self.coordinates(query, &work.recent_products, &mut work.base_products, &mut work.coordinates);
+        let outside = self.outside(step.ball, recent, query, work);
+        work.components.clear();
+        work.components.extend_from_slice(&work.coordinates);
+        work.poles.clear();
+        work.poles.extend(self.gamma.iter().map(|gamma| step.shrink * gamma));
+        if let Outside::Recent { rho } | Outside::Own { rho } = outside {
+            work.components.push(rho);
+            work.poles.push(0.0);
+        }
+        work.secular.solve(&work.poles, &work.components, a);
+        step.ball.project(&mut work.secular.values);
+        step.ball.keep(&work.secular.values, &mut work.kept);
+        self.rotate(outside, recent.len() / query.len(), work);
+        self.gamma.clear();
+        self.gamma.extend(work.kept.iter().map(|&j| work.secular.values[j]));
+        self.lambda.clear();
+        self.lambda.extend(self.gamma.iter().map(|&gamma| step.ball.primal(gamma)));
+        outside
+    }
+
+    fn outside(&mut self, ball: &Ball, recent: &[f64], query: &[f64], work: &mut Work) -> Outside {
+        if self.gamma.len() == query.len() {
+            return Outside::Nothing;
+        }
+        self.parts(&work.coordinates, &mut work.parts);
+        let residual = 1.0 - dot(&work.coordinates, &work.coordinates);
+        let size = 1.0 + dot(&work.parts.base, &work.parts.base) + dot(&work.parts.recent, &work.parts.recent);
+        if residual >= RESIDUAL_MIN && size <= COEFFICIENTS_MAX * residual {
+            return Outside::Recent { rho: residual.sqrt() };
+        }
+        self.own_direction(ball, recent, query, work)
+    }
+
+    /// Makes the query's direction outside of V, adds it to U, and corrects the coordinates by what the second
+    /// orthogonalisation found.
+    fn own_direction(&mut self, ball: &Ball, recent: &[f64], query: &[f64], work: &mut Work) -> Outside {
+        let dim = query.len();
+        if self.base.len() >= (ball.rank + OWN_MAX) * dim {
+            self.compact(recent, dim, &mut work.spare);
+            self.parts(&work.coordinates, &mut work.parts);
+        }
+        work.direction.clear();
+        work.direction.extend_from_slice(query);
+        let rho = self.remove_span(recent, &mut work.parts, &mut work.direction);
+        if rho <= IN_SPAN {
+            return Outside::Nothing;
+        }
+        work.direction.iter_mut().for_each(|x| *x /= rho);
+        columns_dot(recent, &work.direction, &mut work.correction_products);
+        let Work { direction, correction, correction_products, base_products, .. } = work;
+        self.coordinates(direction, correction_products, base_products, correction);
+        self.parts(&work.correction, &mut work.parts);
+        let norm = self.remove_span(recent, &mut work.parts, &mut work.direction);
+        if norm <= 0.5 {
+            return Outside::Nothing;
+        }
+        axpy(rho, &work.correction, &mut work.coordinates);
+        self.base.extend(work.direction.iter().map(|x| x / norm));
+        Outside::Own { rho }
+    }
+
+    /// direction -= [U | S] parts; returns what is left of its length
+    fn remove_span(&self, recent: &[f64], parts: &mut Parts, direction: &mut [f64]) -> f64 {
+        parts.base.iter_mut().chain(&mut parts.recent).for_each(|x| *x = -*x);
+        columns_add(&self.base, &parts.base, direction);
+        columns_add(recent, &parts.recent, direction);
+        dot(direction, direction).sqrt()
+    }
+
+    /// C <- C R for the kept columns of R, with the new direction's row.
+    fn rotate(&mut self, outside: Outside, recent: usize, work: &mut Work) {
+        let (rank, n, kept) = (self.gamma.len(), work.poles.len(), work.kept.len());
+        let vectors = &work.secular.vectors;
+        work.rotation.clear();
+        work.rotation.extend((0..rank).flat_map(|i| work.kept.iter().map(move |&j| vectors[i * n + j])));
+        work.new_row.clear();
+        if n > rank {
+            work.new_row.extend(work.kept.iter().map(|&j| vectors[rank * n + j]));
+        }
+        if let Outside::Recent { rho } = outside {
+            // The new direction is (q - V p) / rho: its part in V folds into the rotation.
+            work.new_row.iter_mut().for_each(|x| *x /= rho);
+            for (row, &p) in work.rotation.chunks_exact_mut(kept.max(1)).zip(&work.coordinates) {
+                axpy(-p, &work.new_row, row);
+            }
+        }
+        for rows in [&mut self.base_rows, &mut self.recent_rows] {
+            work.spare.clear();
+            for row in rows.chunks_exact(rank.max(1)) {
+                let start = work.spare.len();
+                work.spare.resize(start + kept, 0.0);
+                for (&c, rotated) in row.iter().zip(work.rotation.chunks_exact(kept.max(1))) {
+                    axpy(c, rotated, &mut work.spare[start..]);
+                }
+            }
+            std::mem::swap(rows, &mut work.spare);
+        }
+        // From rank 0 there was nothing to rotate, but S may hold what other models use.
+        self.recent_rows.resize(recent * kept, 0.0);
+        match outside {
+            Outside::Nothing => {}
+            Outside::Recent { .. } => self.recent_rows.extend_from_slice(&work.new_row),
+            Outside::Own { .. } => self.base_rows.extend_from_slice(&work.new_row),
+        }
+    }
+
+    /// V multiplied out.
+    fn vectors(&self, recent: &[f64], dim: usize) -> Vec<f64> {
+        let rank = self.gamma.len();
+        let mut vectors = vec![0.0; dim * rank];
+        if rank > 0 {
+            product(dim, &self.base, &self.base_rows, rank, 0.0, &mut vectors);
+            product(dim, recent, &self.recent_rows, rank, 1.0, &mut vectors);
+        }
+        vectors
+    }
+
+    /// U <- V; the rows for S stay, as zeros, since other models may still use it.
+    fn compact(&mut self, recent: &[f64], dim: usize, spare: &mut Vec<f64>) {
+        self.base = self.vectors(recent, dim);
+        self.settle(dim, recent.len() / dim, spare);
+    }
+
+    /// Makes C the identity, after U became V.
+    fn settle(&mut self, dim: usize, recent: usize, spare: &mut Vec<f64>) {
+        let rank = self.gamma.len();
+        self.compactions = self.compactions.wrapping_add(1);
+        if self.compactions.is_multiple_of(POLISH_EVERY) && rank > 0 {
+            polish(dim, &mut self.base, spare);
+        }
+        self.base_rows.clear();
+        self.base_rows.resize(rank * rank, 0.0);
+        for i in 0..rank {
+            self.base_rows[i * rank + i] = 1.0;
+        }
+        self.recent_rows.clear();
+        self.recent_rows.resize(recent * rank, 0.0);
+    }
+}

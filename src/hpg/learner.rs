@@ -1,0 +1,131 @@
+//! Algorithm 1, hypentropy policy gradient, as a [`Learner`].
+
+use serde::{Deserialize, Serialize};
+
+use super::factored::Factored;
+use super::gradient::{Baseline, Estimator, coefficients};
+use super::schedule::shrink;
+use super::spectra::{Eigen, Exact, Explicit, Gradient, Lazy, Spectra, Step};
+use crate::config::{HpgSpec, Mode};
+use crate::event::Query;
+use crate::learner::{Learner, LearnerState, Lesson};
+use crate::router::{Sampling, ScoreForm};
+
+/// Algorithm 1.
+#[derive(Debug, Clone)]
+pub struct Hpg {
+    spec: HpgSpec,
+    dim: usize,
+    models: usize,
+    half_life: Option<f64>,
+    spectra: Spectra,
+}
+
+/// What it remembers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HpgState {
+    spectra: Spectra,
+}
+
+impl Hpg {
+    /// W = 0.
+    pub fn new(spec: HpgSpec, dim: usize, models: usize, half_life: Option<f64>) -> Self {
+        let spectra = match spec.mode {
+            Mode::Exact => Spectra::Exact(Exact::new(dim, models)),
+            Mode::Explicit => Spectra::Explicit(Explicit::new(models)),
+            Mode::Factored => Spectra::Factored(Factored::new(models)),
+            Mode::Lazy => Spectra::Lazy(Lazy::new(dim, models)),
+        };
+        Self { spec, dim, models, half_life, spectra }
+    }
+
+    /// Goes on from a state, if it fits.
+    pub fn restore(spec: HpgSpec, dim: usize, models: usize, half_life: Option<f64>, state: HpgState) -> Option<Self> {
+        let mut hpg = Self::new(spec, dim, models, half_life);
+        let same_mode = std::mem::discriminant(&hpg.spectra) == std::mem::discriminant(&state.spectra);
+        if !same_mode || !state.spectra.is_sound(&hpg.spec.ball, dim, models) {
+            return None;
+        }
+        hpg.spectra = state.spectra;
+        Some(hpg)
+    }
+
+    /// What it remembers.
+    pub fn state(&self) -> HpgState {
+        HpgState { spectra: self.spectra.clone() }
+    }
+
+    /// q'W_m q of each model.
+    pub fn quadratic_scores(&self, query: &[f64], scores: &mut [f64]) {
+        self.spectra.scores(&self.spec.ball, query, scores);
+    }
+
+    /// c_m of a lesson, for a policy that plays by `scores`.
+    pub fn lesson_coefficients(&self, lesson: &Lesson, scores: impl FnOnce(&mut [f64]), c: &mut Vec<f64>) {
+        let baseline = match self.spec.baseline {
+            Baseline::None => 0.0,
+            Baseline::Mean => lesson.mean_before,
+        };
+        let example = &lesson.example;
+        match self.spec.estimator {
+            Estimator::Logged => coefficients(example, example.policy(), baseline, self.spec.weight_cap, c),
+            Estimator::Importance => {
+                let mut current = vec![0.0; self.models];
+                scores(&mut current);
+                coefficients(example, &Sampling::Softmax.core(&current), baseline, self.spec.weight_cap, c);
+            }
+        }
+    }
+
+    /// One mirror step with the coefficients of a batch, model by model for each lesson.
+    pub fn step(&mut self, batch: &[Lesson], coefficients: &[f64], version: u64) {
+        let gradients: Vec<Gradient> = batch
+            .iter()
+            .zip(coefficients.chunks_exact(self.models))
+            .map(|(lesson, coefficients)| Gradient { query: lesson.example.query().as_slice(), coefficients })
+            .collect();
+        let rate = self.spec.rate.at(version + batch.len() as u64);
+        let step = Step { ball: &self.spec.ball, rate, shrink: shrink(self.half_life, batch.len()) };
+        self.spectra.step(&step, &gradients);
+    }
+
+    /// The parameters, multiplied out.
+    pub fn quadratic_parts(&self) -> Vec<Eigen> {
+        self.spectra.eigens(&self.spec.ball, self.dim)
+    }
+}
+
+impl Learner for Hpg {
+    fn scores(&self, query: &Query, scores: &mut [f64]) {
+        self.quadratic_scores(query.as_slice(), scores);
+    }
+
+    fn apply(&mut self, batch: &[Lesson], version: u64) {
+        let mut all = Vec::with_capacity(batch.len() * self.models);
+        let mut c = Vec::with_capacity(self.models);
+        for lesson in batch {
+            let scores = |out: &mut [f64]| self.quadratic_scores(lesson.example.query().as_slice(), out);
+            self.lesson_coefficients(lesson, scores, &mut c);
+            all.extend_from_slice(&c);
+        }
+        self.step(batch, &all, version);
+    }
+
+    fn score_forms(&self) -> Vec<ScoreForm> {
+        self.quadratic_parts().iter().map(score_form).collect()
+    }
+
+    fn eigens(&self) -> Vec<Eigen> {
+        self.quadratic_parts()
+    }
+
+    fn save(&self) -> LearnerState {
+        LearnerState::Hpg(self.state())
+    }
+}
+
+/// A quadratic score in the routing form.
+pub fn score_form(eigen: &Eigen) -> ScoreForm {
+    let single = |values: &[f64]| values.iter().map(|&x| x as f32).collect();
+    ScoreForm { eigenvalues: single(&eigen.lambda), eigenvectors: single(&eigen.vectors), ..ScoreForm::default() }
+}

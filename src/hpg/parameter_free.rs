@@ -1,0 +1,111 @@
+//! Algorithm 2, parameter-free hypentropy policy gradient.
+//!
+//! ```text
+//! W_m = z_m w_m       w: Algorithm 1 with tau = 1, beta = 1/d;  z_m: coin betting on g_m = <G_m, w_m> = -c_m q'w_m q
+//! ```
+//!
+//! The bettor steps once an example, the inner algorithm once a batch. The nuclear-norm bound holds for w, not for
+//! z w: finding the scale is the point.
+
+use serde::{Deserialize, Serialize};
+
+use super::coin::Bettor;
+use super::gradient::Estimator;
+use super::learner::{Hpg, HpgState, score_form};
+use super::spectra::Eigen;
+use crate::config::HpgSpec;
+use crate::event::Query;
+use crate::learner::{Learner, LearnerState, Lesson};
+use crate::router::ScoreForm;
+
+/// What a bettor begins with.
+const INITIAL_WEALTH: f64 = 1.0;
+
+/// Algorithm 2.
+#[derive(Debug, Clone)]
+pub struct ParameterFree {
+    inner: Hpg,
+    bettors: Vec<Bettor>,
+    /// What brings g into -1..1: the largest weight, where weights are used.
+    gradient_max: f64,
+}
+
+/// What it remembers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ParameterFreeState {
+    inner: HpgState,
+    bettors: Vec<Bettor>,
+}
+
+impl ParameterFree {
+    /// W = 0. `weighted`: whether logged events carry weights other than 1.
+    pub fn new(spec: HpgSpec, dim: usize, models: usize, half_life: Option<f64>, weighted: bool) -> Self {
+        let weighted = weighted || spec.estimator == Estimator::Importance;
+        let gradient_max = if weighted { spec.weight_cap } else { 1.0 };
+        let bettors = vec![Bettor::new(INITIAL_WEALTH); models];
+        Self { inner: Hpg::new(spec, dim, models, half_life), bettors, gradient_max }
+    }
+
+    /// Goes on from a state, if it fits.
+    pub fn restore(
+        spec: HpgSpec,
+        dim: usize,
+        models: usize,
+        half_life: Option<f64>,
+        weighted: bool,
+        state: ParameterFreeState,
+    ) -> Option<Self> {
+        let mut free = Self::new(spec.clone(), dim, models, half_life, weighted);
+        free.inner = Hpg::restore(spec, dim, models, half_life, state.inner)?;
+        let sound = state.bettors.len() == models && state.bettors.iter().all(Bettor::is_sound);
+        free.bettors = state.bettors;
+        sound.then_some(free)
+    }
+
+    /// z_m of each model.
+    pub fn magnitudes(&self) -> Vec<f64> {
+        self.bettors.iter().map(Bettor::magnitude).collect()
+    }
+}
+
+impl Learner for ParameterFree {
+    fn scores(&self, query: &Query, scores: &mut [f64]) {
+        self.inner.quadratic_scores(query.as_slice(), scores);
+        for (score, bettor) in scores.iter_mut().zip(&self.bettors) {
+            *score *= bettor.magnitude();
+        }
+    }
+
+    fn apply(&mut self, batch: &[Lesson], version: u64) {
+        let models = self.bettors.len();
+        let mut all = Vec::with_capacity(batch.len() * models);
+        let mut directions = vec![0.0; models];
+        let mut c = Vec::with_capacity(models);
+        for lesson in batch {
+            let query = lesson.example.query();
+            self.inner.quadratic_scores(query.as_slice(), &mut directions);
+            self.inner.lesson_coefficients(lesson, |out| self.scores(query, out), &mut c);
+            for ((bettor, c), direction) in self.bettors.iter_mut().zip(&c).zip(&directions) {
+                bettor.step(-c * direction / self.gradient_max);
+            }
+            all.extend_from_slice(&c);
+        }
+        self.inner.step(batch, &all, version);
+    }
+
+    fn score_forms(&self) -> Vec<ScoreForm> {
+        self.eigens().iter().map(score_form).collect()
+    }
+
+    fn eigens(&self) -> Vec<Eigen> {
+        let mut eigens = self.inner.quadratic_parts();
+        for (eigen, bettor) in eigens.iter_mut().zip(&self.bettors) {
+            eigen.lambda.iter_mut().for_each(|lambda| *lambda *= bettor.magnitude());
+        }
+        eigens
+    }
+
+    fn save(&self) -> LearnerState {
+        LearnerState::ParameterFree(ParameterFreeState { inner: self.inner.state(), bettors: self.bettors.clone() })
+    }
+}

@@ -1,0 +1,317 @@
+//! The parameters of all models, W_m = U diag(beta sinh gamma) U', and one mirror step on them.
+//!
+//! ```text
+//! Y_m <- shrink Y_m + eta sum_i c_im q_i q_i'        then project on the ball and keep the `rank` largest |gamma|
+//! ```
+//!
+//! Four ways to hold the same thing: [`Exact`] decomposes a dense d x d matrix at every step (slow and obvious: the
+//! reference), [`Explicit`] keeps the d x k eigenvectors, [`Factored`] keeps them as a product and multiplies it out
+//! now and then (fast: the default), and [`Lazy`] keeps the plain sum and projects only to play (dual averaging).
+
+use std::cell::OnceCell;
+
+use serde::{Deserialize, Serialize};
+
+use super::factored::Factored;
+use super::linalg::{axpy, columns_add, columns_dot, dot, product, symmetric_eigen};
+use super::projection::Ball;
+
+/// One example's descent direction, c_m q q' for each model m.
+#[derive(Debug, Clone, Copy)]
+pub struct Gradient<'a> {
+    /// The unit query q.
+    pub query: &'a [f64],
+    /// c_m of each model.
+    pub coefficients: &'a [f64],
+}
+
+/// How far and how to step.
+#[derive(Debug, Clone, Copy)]
+pub struct Step<'a> {
+    /// Where the parameters live.
+    pub ball: &'a Ball,
+    /// Learning rate eta.
+    pub rate: f64,
+    /// What is left of the old parameters, in the mirror space: 1 forgets nothing.
+    pub shrink: f64,
+}
+
+/// An eigendecomposition of rank r in d dimensions.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Eigen {
+    /// Eigenvalues in the mirror space.
+    pub gamma: Vec<f64>,
+    /// Eigenvalues of W: beta sinh gamma.
+    pub lambda: Vec<f64>,
+    /// Eigenvectors, d x r, column by column.
+    pub vectors: Vec<f64>,
+}
+
+/// The parameters of all models, in the form that the mode asks for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Spectra {
+    /// Dense, decomposed at every step.
+    Exact(Exact),
+    /// Explicit eigenvectors.
+    Explicit(Explicit),
+    /// Factored eigenvectors.
+    Factored(Factored),
+    /// Unprojected sums.
+    Lazy(Lazy),
+}
+
+impl Spectra {
+    /// Scores q'W_m q of all models.
+    pub fn scores(&self, ball: &Ball, query: &[f64], scores: &mut [f64]) {
+        match self {
+            Self::Exact(Exact { eigens, .. }) | Self::Explicit(Explicit { eigens }) => {
+                eigen_scores(eigens, query, scores)
+            }
+            Self::Lazy(lazy) => eigen_scores(lazy.projected(ball, query.len()), query, scores),
+            Self::Factored(factored) => factored.scores(query, scores),
+        }
+    }
+
+    /// One mirror step with all gradients of a batch.
+    pub fn step(&mut self, step: &Step, batch: &[Gradient]) {
+        match self {
+            Self::Exact(exact) => exact.step(step, batch),
+            Self::Explicit(explicit) => explicit.step(step, batch),
+            Self::Factored(factored) => factored.step(step, batch),
+            Self::Lazy(lazy) => lazy.step(step, batch),
+        }
+    }
+
+    /// Each model's eigendecomposition, multiplied out.
+    pub fn eigens(&self, ball: &Ball, dim: usize) -> Vec<Eigen> {
+        match self {
+            Self::Exact(Exact { eigens, .. }) | Self::Explicit(Explicit { eigens }) => eigens.clone(),
+            Self::Factored(factored) => factored.eigens(dim),
+            Self::Lazy(lazy) => lazy.projected(ball, dim).to_vec(),
+        }
+    }
+
+    /// Whether a state that came from outside has the shape of this space and finite numbers.
+    pub fn is_sound(&self, ball: &Ball, dim: usize, models: usize) -> bool {
+        let sound = |eigens: &[Eigen]| eigens.len() == models && eigens.iter().all(|e| e.is_sound(ball, dim));
+        match self {
+            Self::Exact(exact) => {
+                let dense = |y: &Vec<f64>| y.len() == dim * dim && y.iter().all(|x| x.is_finite());
+                sound(&exact.eigens) && exact.mirrors.len() == models && exact.mirrors.iter().all(dense)
+            }
+            Self::Explicit(explicit) => sound(&explicit.eigens),
+            Self::Factored(factored) => factored.is_sound(ball, dim, models),
+            Self::Lazy(lazy) => {
+                let packed = |y: &Vec<f64>| y.len() == dim * (dim + 1) / 2 && y.iter().all(|x| x.is_finite());
+                lazy.rate.is_finite() && lazy.sums.len() == models && lazy.sums.iter().all(packed)
+            }
+        }
+    }
+}
+
+impl Eigen {
+    /// q'Wq
+    pub fn score(&self, query: &[f64]) -> f64 {
+        let squares = self.vectors.chunks_exact(query.len()).map(|v| dot(v, query).powi(2));
+        self.lambda.iter().zip(squares).map(|(lambda, square)| lambda * square).sum()
+    }
+
+    /// W multiplied out, d x d.
+    pub fn dense(&self, dim: usize) -> Vec<f64> {
+        compose(dim, &self.lambda, &self.vectors)
+    }
+
+    fn is_sound(&self, ball: &Ball, dim: usize) -> bool {
+        let r = self.gamma.len();
+        r <= ball.rank
+            && self.lambda.len() == r
+            && self.vectors.len() == r * dim
+            && self.gamma.iter().chain(&self.lambda).chain(&self.vectors).all(|x| x.is_finite())
+    }
+
+    /// Projects the decomposition gamma~ (all of it) of a mirror matrix and keeps what the ball keeps.
+    fn project(ball: &Ball, mut gamma: Vec<f64>, vectors: &[f64], dim: usize) -> Self {
+        ball.project(&mut gamma);
+        let mut kept = Vec::new();
+        ball.keep(&gamma, &mut kept);
+        Self {
+            gamma: kept.iter().map(|&i| gamma[i]).collect(),
+            lambda: kept.iter().map(|&i| ball.primal(gamma[i])).collect(),
+            vectors: kept.iter().flat_map(|&i| &vectors[i * dim..(i + 1) * dim]).copied().collect(),
+        }
+    }
+}
+
+/// The reference: the mirror matrices themselves, dense.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Exact {
+    mirrors: Vec<Vec<f64>>,
+    eigens: Vec<Eigen>,
+}
+
+impl Exact {
+    /// All zero.
+    pub fn new(dim: usize, models: usize) -> Self {
+        Self { mirrors: vec![vec![0.0; dim * dim]; models], eigens: vec![Eigen::default(); models] }
+    }
+
+    fn step(&mut self, step: &Step, batch: &[Gradient]) {
+        let Some(dim) = batch.first().map(|gradient| gradient.query.len()) else { return };
+        for (m, (mirror, eigen)) in self.mirrors.iter_mut().zip(&mut self.eigens).enumerate() {
+            mirror.iter_mut().for_each(|y| *y *= step.shrink);
+            for Gradient { query, coefficients } in batch {
+                for (column, &q) in mirror.chunks_exact_mut(dim).zip(*query) {
+                    axpy(step.rate * coefficients[m] * q, query, column);
+                }
+            }
+            let (gamma, vectors) = symmetric_eigen(dim, mirror);
+            *eigen = Eigen::project(step.ball, gamma, &vectors, dim);
+            *mirror = compose(dim, &eigen.gamma, &eigen.vectors);
+        }
+    }
+}
+
+/// Explicit eigenvectors of rank k; the k + b dimensional problem of each step is solved densely.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Explicit {
+    eigens: Vec<Eigen>,
+}
+
+impl Explicit {
+    /// All zero.
+    pub fn new(models: usize) -> Self {
+        Self { eigens: vec![Eigen::default(); models] }
+    }
+
+    fn step(&mut self, step: &Step, batch: &[Gradient]) {
+        for (m, eigen) in self.eigens.iter_mut().enumerate() {
+            explicit_step(eigen, step, m, batch);
+        }
+    }
+}
+
+/// Model `m`'s mirror step with a whole batch, on explicit eigenvectors.
+pub fn explicit_step(eigen: &mut Eigen, step: &Step, m: usize, batch: &[Gradient]) {
+    let Some(dim) = batch.first().map(|gradient| gradient.query.len()) else { return };
+    // An orthonormal basis of what the eigenvectors and the batch span, eigenvectors first.
+    let mut basis = std::mem::take(&mut eigen.vectors);
+    for gradient in batch {
+        extend_basis(&mut basis, gradient.query);
+    }
+    let n = basis.len() / dim;
+    let mut small = vec![0.0; n * n];
+    for (i, gamma) in eigen.gamma.iter().enumerate() {
+        small[i * n + i] = step.shrink * gamma;
+    }
+    let mut z = Vec::new();
+    for Gradient { query, coefficients } in batch {
+        columns_dot(&basis, query, &mut z);
+        for (column, &z_j) in small.chunks_exact_mut(n).zip(&z) {
+            axpy(step.rate * coefficients[m] * z_j, &z, column);
+        }
+    }
+    let (gamma, rotation) = symmetric_eigen(n, &small);
+    let Eigen { gamma, lambda, vectors: rotation } = Eigen::project(step.ball, gamma, &rotation, n);
+    let r = gamma.len();
+    let rotation_rows: Vec<f64> =
+        (0..n).flat_map(|i| (0..r).map(move |j| (i, j))).map(|(i, j)| rotation[j * n + i]).collect();
+    let mut vectors = vec![0.0; dim * r];
+    product(dim, &basis, &rotation_rows, r, 0.0, &mut vectors);
+    *eigen = Eigen { gamma, lambda, vectors };
+}
+
+/// Adds to an orthonormal basis the direction of `query` outside of it, if there is one.
+fn extend_basis(basis: &mut Vec<f64>, query: &[f64]) {
+    let dim = query.len();
+    if basis.len() == dim * dim {
+        return;
+    }
+    let mut direction = query.to_vec();
+    let mut coordinates = Vec::new();
+    // Twice is enough: the first pass leaves rounding errors in proportion to what it removed.
+    for pass in 0..2 {
+        columns_dot(basis, &direction, &mut coordinates);
+        coordinates.iter_mut().for_each(|x| *x = -*x);
+        columns_add(basis, &coordinates, &mut direction);
+        let norm = dot(&direction, &direction).sqrt();
+        let smallest = if pass == 0 { IN_SPAN } else { 0.5 };
+        if norm <= smallest {
+            return;
+        }
+        direction.iter_mut().for_each(|x| *x /= norm);
+    }
+    basis.extend(direction);
+}
+
+/// A unit query closer than this to the span of the eigenvectors is in it: what is left is rounding.
+pub const IN_SPAN: f64 = 1e-13;
+
+/// Dual averaging: the unprojected sums of c q q', packed lower triangles column by column.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Lazy {
+    sums: Vec<Vec<f64>>,
+    rate: f64,
+    #[serde(skip)]
+    played: OnceCell<Vec<Eigen>>,
+}
+
+impl Lazy {
+    /// All zero.
+    pub fn new(dim: usize, models: usize) -> Self {
+        Self { sums: vec![vec![0.0; dim * (dim + 1) / 2]; models], rate: 1.0, played: OnceCell::new() }
+    }
+
+    /// Adds to the sums. They hold bare gradients and the rate waits until they are played, so that a sum made in any
+    /// order and in any number of parts is the same sum.
+    fn step(&mut self, step: &Step, batch: &[Gradient]) {
+        self.played.take();
+        self.rate = step.rate;
+        for (m, sum) in self.sums.iter_mut().enumerate() {
+            if step.shrink != 1.0 {
+                sum.iter_mut().for_each(|x| *x *= step.shrink);
+            }
+            for Gradient { query, coefficients } in batch {
+                let mut rest = &mut sum[..];
+                for (j, &q) in query.iter().enumerate() {
+                    let (column, tail) = rest.split_at_mut(query.len() - j);
+                    axpy(coefficients[m] * q, &query[j..], column);
+                    rest = tail;
+                }
+            }
+        }
+    }
+
+    fn projected(&self, ball: &Ball, dim: usize) -> &[Eigen] {
+        self.played.get_or_init(|| {
+            let project = |sum: &Vec<f64>| {
+                let mut dense = vec![0.0; dim * dim];
+                let mut packed = sum.iter();
+                for j in 0..dim {
+                    for (entry, x) in dense[j * dim + j..(j + 1) * dim].iter_mut().zip(packed.by_ref()) {
+                        *entry = self.rate * x;
+                    }
+                }
+                let (gamma, vectors) = symmetric_eigen(dim, &dense);
+                Eigen::project(ball, gamma, &vectors, dim)
+            };
+            self.sums.iter().map(project).collect()
+        })
+    }
+}
+
+fn eigen_scores(eigens: &[Eigen], query: &[f64], scores: &mut [f64]) {
+    for (score, eigen) in scores.iter_mut().zip(eigens) {
+        *score = eigen.score(query);
+    }
+}
+
+/// V diag(values) V', d x d.
+fn compose(dim: usize, values: &[f64], vectors: &[f64]) -> Vec<f64> {
+    let mut dense = vec![0.0; dim * dim];
+    for (&value, vector) in values.iter().zip(vectors.chunks_exact(dim)) {
+        for (column, &v) in dense.chunks_exact_mut(dim).zip(vector) {
+            axpy(value * v, vector, column);
+        }
+    }
+    dense
+}

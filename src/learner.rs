@@ -1,0 +1,315 @@
+//! Learning, as seen from outside: the [`Learner`] trait that every algorithm implements, and the [`Trainer`] that
+//! owns one with all that algorithms share.
+//!
+//! The trainer keeps the pending batch, the running mean of rewards, the counters and the random generator, so that
+//! an algorithm is only its mathematics. Everything that matters for going on is in what [`Trainer::save`] returns.
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::config::{Method, Spec};
+use crate::event::{BadExample, BadQuery, Example, Query};
+use crate::hpg::learner::{Hpg, HpgState};
+use crate::hpg::parameter_free::{ParameterFree, ParameterFreeState};
+use crate::hpg::schedule::shrink;
+use crate::hpg::spectra::Eigen;
+use crate::policy::constant::{Fixed, Uniform};
+use crate::router::{Distribution, Policy, Sampling, ScoreForm, uniform};
+use crate::wire::envelope::{self, Damaged, Kind};
+
+/// An algorithm: scores queries and learns from batches of examples.
+pub trait Learner: Send {
+    /// The score of each model for a query, under the current policy.
+    fn scores(&self, query: &Query, scores: &mut [f64]);
+
+    /// Learns from a batch; `version` examples were applied before it.
+    fn apply(&mut self, batch: &[Lesson], version: u64);
+
+    /// The current score functions, in the routing form.
+    fn score_forms(&self) -> Vec<ScoreForm>;
+
+    /// The current quadratic parameters, for those that have them.
+    fn eigens(&self) -> Vec<Eigen> {
+        Vec::new()
+    }
+
+    /// How scores become probabilities after `version` examples.
+    fn sampling(&self, _version: u64) -> Sampling {
+        Sampling::Softmax
+    }
+
+    /// The distribution that is mixed in and its share, given the share of uniform exploration that was asked for.
+    fn floor(&self, exploration: f64, models: usize) -> (f64, Vec<f64>) {
+        (exploration, uniform(models))
+    }
+
+    /// All that is needed to go on.
+    fn save(&self) -> LearnerState;
+}
+
+/// An example in the order of learning, with what was known before it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Lesson {
+    /// The example.
+    pub example: Example,
+    /// Mean of the rewards before this one; 0.5 before the first.
+    pub mean_before: f64,
+}
+
+/// The state of any algorithm.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum LearnerState {
+    /// Nothing to remember.
+    Stateless,
+    /// Algorithm 1.
+    Hpg(HpgState),
+    /// Algorithm 2.
+    ParameterFree(ParameterFreeState),
+}
+
+/// A decision: which model, and with which probabilities it was drawn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// Index of the model.
+    pub model: usize,
+    /// What it was drawn from.
+    pub distribution: Distribution,
+}
+
+/// A learner with everything that all of them share.
+pub struct Trainer {
+    spec: Spec,
+    learner: Box<dyn Learner>,
+    book: Book,
+}
+
+/// What the trainer remembers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Book {
+    generator: ChaCha8Rng,
+    pending: Vec<Lesson>,
+    rewards: DecayingMean,
+    reward_sum: f64,
+    learned: u64,
+    version: u64,
+}
+
+/// What [`Trainer::save`] seals.
+#[derive(Debug, Serialize, Deserialize)]
+struct Saved {
+    algorithm: String,
+    dim: usize,
+    models: Vec<String>,
+    book: Book,
+    state: LearnerState,
+}
+
+/// Why a saved state cannot be gone on with.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum BadState {
+    /// The bytes are not what was saved.
+    #[error(transparent)]
+    Damaged(#[from] Damaged),
+    /// It belongs to another configuration.
+    #[error("the saved state has {key} = {saved}, the configuration {configured}: set it back, or start anew")]
+    Mismatch {
+        /// The key that differs.
+        key: &'static str,
+        /// Its saved value.
+        saved: String,
+        /// Its configured value.
+        configured: String,
+    },
+    /// It was saved with another mode, or a larger rank, or holds what no learner can have written.
+    #[error("the saved state does not fit learner.mode, learner.rank and learner.dim as configured")]
+    Shape,
+}
+
+/// Version of the format of a saved learner.
+const VERSION: u16 = 1;
+
+impl Trainer {
+    /// A learner that has not seen anything.
+    pub fn new(spec: Spec) -> Self {
+        let models = spec.models.len();
+        let learner: Box<dyn Learner> = match &spec.method {
+            Method::Hpg(hpg) => Box::new(Hpg::new(hpg.clone(), spec.dim, models, spec.half_life)),
+            Method::HpgParameterFree(hpg) => {
+                let bounded_weights = spec.exploration_floor > 0.0;
+                Box::new(ParameterFree::new(hpg.clone(), spec.dim, models, spec.half_life, bounded_weights))
+            }
+            Method::Uniform => Box::new(Uniform { models }),
+            Method::Fixed(model) => Box::new(Fixed { models, model: *model }),
+        };
+        let book = Book {
+            generator: ChaCha8Rng::seed_from_u64(spec.seed),
+            pending: Vec::new(),
+            rewards: DecayingMean::default(),
+            reward_sum: 0.0,
+            learned: 0,
+            version: 0,
+        };
+        Self { spec, learner, book }
+    }
+
+    /// Goes on from a saved state. Hyper-parameters come from `spec`: they may differ from those it was saved with.
+    pub fn restore(spec: Spec, bytes: &[u8]) -> Result<Self, BadState> {
+        let (_, payload) = envelope::open(Kind::Learner, VERSION, bytes)?;
+        let saved: Saved = envelope::decode(payload)?;
+        let mut trainer = Self::new(spec);
+        let spec = &trainer.spec;
+        let mismatch = |key, saved: &dyn ToString, configured: &dyn ToString| {
+            let (saved, configured) = (saved.to_string(), configured.to_string());
+            if saved == configured { Ok(()) } else { Err(BadState::Mismatch { key, saved, configured }) }
+        };
+        let names: Vec<String> = spec.models.iter().map(ToString::to_string).collect();
+        mismatch("learner.algorithm", &saved.algorithm, &spec.algorithm())?;
+        mismatch("learner.dim", &saved.dim, &spec.dim)?;
+        mismatch("learner.models", &saved.models.join(","), &names.join(","))?;
+        let fits = |lesson: &Lesson| lesson.is_sound() && lesson.example.check_shape(spec.dim, names.len()).is_ok();
+        if !saved.book.is_sound() || !saved.book.pending.iter().all(fits) {
+            return Err(BadState::Shape);
+        }
+        trainer.learner = restore_learner(spec, saved.state).ok_or(BadState::Shape)?;
+        trainer.book = saved.book;
+        Ok(trainer)
+    }
+
+    /// Everything that is needed to go on bit for bit: parameters, pending batch, means, counters, generator.
+    pub fn save(&self) -> Vec<u8> {
+        let saved = Saved {
+            algorithm: self.spec.algorithm().to_owned(),
+            dim: self.spec.dim,
+            models: self.spec.models.iter().map(ToString::to_string).collect(),
+            book: self.book.clone(),
+            state: self.learner.save(),
+        };
+        envelope::seal(Kind::Learner, VERSION, &saved)
+    }
+
+    /// The current distribution over models for a query.
+    pub fn distribution(&self, query: &Query) -> Result<Distribution, BadQuery> {
+        query.check_dim(self.spec.dim)?;
+        let models = self.spec.models.len();
+        let mut scores = vec![0.0; models];
+        self.learner.scores(query, &mut scores);
+        let core = self.learner.sampling(self.book.version).core(&scores);
+        let (floor, distribution) = self.learner.floor(self.spec.exploration_floor, models);
+        Ok(Distribution::mix(core, floor, &distribution))
+    }
+
+    /// Routes a query under the current policy, with the trainer's own generator.
+    pub fn decide(&mut self, query: &Query) -> Result<Decision, BadQuery> {
+        let distribution = self.distribution(query)?;
+        let model = distribution.draw(self.book.generator.random());
+        Ok(Decision { model, distribution })
+    }
+
+    /// Learns from an example: at once if it completes a batch, else then.
+    pub fn learn(&mut self, example: Example) -> Result<(), BadExample> {
+        example.check_shape(self.spec.dim, self.spec.models.len())?;
+        let book = &mut self.book;
+        let lesson = Lesson { mean_before: book.rewards.mean(), example };
+        book.rewards.add(lesson.example.reward(), shrink(self.spec.half_life, 1));
+        book.reward_sum += lesson.example.reward();
+        book.learned += 1;
+        book.pending.push(lesson);
+        if book.pending.len() >= self.spec.batch {
+            self.flush();
+        }
+        Ok(())
+    }
+
+    /// Applies the pending batch, complete or not.
+    pub fn flush(&mut self) {
+        if !self.book.pending.is_empty() {
+            self.learner.apply(&self.book.pending, self.book.version);
+            self.book.version += self.book.pending.len() as u64;
+            self.book.pending.clear();
+        }
+    }
+
+    /// The current policy in the routing form.
+    pub fn policy(&self) -> Policy {
+        let (floor, floor_distribution) = self.learner.floor(self.spec.exploration_floor, self.spec.models.len());
+        Policy {
+            sampling: self.learner.sampling(self.book.version),
+            floor,
+            floor_distribution,
+            scores: self.learner.score_forms(),
+        }
+    }
+
+    /// The current quadratic parameters of each model; empty where the algorithm has none.
+    pub fn eigens(&self) -> Vec<Eigen> {
+        self.learner.eigens()
+    }
+
+    /// What it was made from.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Examples in applied batches.
+    pub fn version(&self) -> u64 {
+        self.book.version
+    }
+
+    /// Mean of all rewards learned from, pending ones included.
+    pub fn mean_reward(&self) -> f64 {
+        if self.book.learned == 0 { 0.0 } else { self.book.reward_sum / self.book.learned as f64 }
+    }
+}
+
+fn restore_learner(spec: &Spec, state: LearnerState) -> Option<Box<dyn Learner>> {
+    let models = spec.models.len();
+    match (&spec.method, state) {
+        (Method::Hpg(hpg), LearnerState::Hpg(state)) => {
+            Some(Box::new(Hpg::restore(hpg.clone(), spec.dim, models, spec.half_life, state)?))
+        }
+        (Method::HpgParameterFree(hpg), LearnerState::ParameterFree(state)) => {
+            let bounded_weights = spec.exploration_floor > 0.0;
+            let free = ParameterFree::restore(hpg.clone(), spec.dim, models, spec.half_life, bounded_weights, state)?;
+            Some(Box::new(free))
+        }
+        (Method::Uniform, LearnerState::Stateless) => Some(Box::new(Uniform { models })),
+        (Method::Fixed(model), LearnerState::Stateless) => Some(Box::new(Fixed { models, model: *model })),
+        _ => None,
+    }
+}
+
+impl Lesson {
+    fn is_sound(&self) -> bool {
+        (0.0..=1.0).contains(&self.mean_before)
+    }
+}
+
+impl Book {
+    fn is_sound(&self) -> bool {
+        self.rewards.is_sound() && self.reward_sum.is_finite() && self.version <= self.learned
+    }
+}
+
+/// Mean of rewards in which the past fades.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct DecayingMean {
+    sum: f64,
+    weight: f64,
+}
+
+impl DecayingMean {
+    fn mean(&self) -> f64 {
+        if self.weight > 0.0 { self.sum / self.weight } else { 0.5 }
+    }
+
+    fn add(&mut self, reward: f64, shrink: f64) {
+        self.sum = self.sum * shrink + reward;
+        self.weight = self.weight * shrink + 1.0;
+    }
+
+    fn is_sound(&self) -> bool {
+        self.sum.is_finite() && self.weight.is_finite() && self.sum >= 0.0 && self.weight >= 0.0
+    }
+}

@@ -1,0 +1,60 @@
+//! The simplest learners: they learn nothing, and show what learning is worth.
+
+use crate::event::Query;
+use crate::learner::{Learner, LearnerState, Lesson};
+use crate::router::{ScoreForm, uniform};
+
+/// Every model with the same probability.
+#[derive(Debug, Clone)]
+pub struct Uniform {
+    /// Number of models.
+    pub models: usize,
+}
+
+impl Learner for Uniform {
+    fn scores(&self, _query: &Query, scores: &mut [f64]) {
+        scores.fill(0.0);
+    }
+
+    fn apply(&mut self, _batch: &[Lesson], _version: u64) {}
+
+    fn score_forms(&self) -> Vec<ScoreForm> {
+        vec![ScoreForm::default(); self.models]
+    }
+
+    fn save(&self) -> LearnerState {
+        LearnerState::Stateless
+    }
+}
+
+/// Always the same model, but for the exploration that was asked for.
+#[derive(Debug, Clone)]
+pub struct Fixed {
+    /// Number of models.
+    pub models: usize,
+    /// The one that is played.
+    pub model: usize,
+}
+
+impl Learner for Fixed {
+    fn scores(&self, _query: &Query, scores: &mut [f64]) {
+        scores.fill(0.0);
+    }
+
+    fn apply(&mut self, _batch: &[Lesson], _version: u64) {}
+
+    fn score_forms(&self) -> Vec<ScoreForm> {
+        vec![ScoreForm::default(); self.models]
+    }
+
+    /// No finite score makes a probability 1, so the whole policy is the distribution that is mixed in.
+    fn floor(&self, exploration: f64, models: usize) -> (f64, Vec<f64>) {
+        let mut distribution: Vec<f64> = uniform(models).iter().map(|p| exploration * p).collect();
+        distribution[self.model] += 1.0 - exploration;
+        (1.0, distribution)
+    }
+
+    fn save(&self) -> LearnerState {
+        LearnerState::Stateless
+    }
+}

@@ -1,0 +1,3 @@
+//! What HPG is compared with.
+
+pub mod constant;

@@ -1,0 +1,201 @@
+//! Routing: parameters and a query in, a distribution over models out.
+//!
+//! ```text
+//! score_m(q) = bias_m + linear_m . q + sum_i eigenvalue_i (eigenvector_i . q)^2
+//! softmax      core = softmax(score)
+//! inverse gap  core_m = 1 / (M + g (max score - score_m)) for all but the best, the rest for the best
+//! p = (1 - floor) core + floor floor_distribution
+//! ```
+//!
+//! Learners export their policy in this one form, so that a router needs to know nothing of how it was learned.
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::{BadQuery, Name, Query};
+
+/// How scores become probabilities.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum Sampling {
+    /// In proportion to the exponential of the score.
+    Softmax,
+    /// In inverse proportion to the distance from the best score.
+    InverseGap {
+        /// g: how fast the probability falls with the distance.
+        gap: f64,
+    },
+}
+
+impl Sampling {
+    /// The distribution that belongs to the scores; no entry is zero.
+    pub fn core(self, scores: &[f64]) -> Vec<f64> {
+        match self {
+            Self::Softmax => softmax(scores),
+            Self::InverseGap { gap } => inverse_gap(gap, scores),
+        }
+    }
+}
+
+/// One model's score function, as routers hold it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ScoreForm {
+    /// Eigenvalues of the quadratic part.
+    pub eigenvalues: Vec<f32>,
+    /// Its eigenvectors, one after the other.
+    pub eigenvectors: Vec<f32>,
+    /// The linear part; empty is zero.
+    pub linear: Vec<f32>,
+    /// The constant part.
+    pub bias: f32,
+}
+
+impl ScoreForm {
+    /// The score of a query.
+    pub fn score(&self, query: &[f64]) -> f64 {
+        let dot = |x: &[f32]| x.iter().zip(query).map(|(&x, q)| f64::from(x) * q).sum::<f64>();
+        let vectors = self.eigenvectors.chunks_exact(query.len());
+        let quadratic: f64 = self.eigenvalues.iter().zip(vectors).map(|(&l, v)| f64::from(l) * dot(v).powi(2)).sum();
+        f64::from(self.bias) + dot(&self.linear) + quadratic
+    }
+}
+
+/// A policy in the routing form.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policy {
+    /// How scores become the core distribution.
+    pub sampling: Sampling,
+    /// Share of the floor distribution in the mixture, 0..1.
+    pub floor: f64,
+    /// What is mixed in.
+    pub floor_distribution: Vec<f64>,
+    /// The score of each model.
+    pub scores: Vec<ScoreForm>,
+}
+
+/// What a stateless router needs to route the queries of one space.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Params {
+    /// The space.
+    pub space: Name,
+    /// Grows when history forks.
+    pub epoch: u64,
+    /// Examples in applied batches.
+    pub version: u64,
+    /// Publications at this version.
+    pub revision: u64,
+    /// Names of the models, in the order of every per-model vector.
+    pub models: Vec<Name>,
+    /// Dimension of queries.
+    pub dim: usize,
+    /// When they were made, in milliseconds since 1970.
+    pub created_ms: u64,
+    /// Name of the algorithm that learned them.
+    pub algorithm: String,
+    /// The policy.
+    pub policy: Policy,
+}
+
+/// The distributions of one decision.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Distribution {
+    /// The policy's own, before the floor: pi.
+    pub policy: Vec<f64>,
+    /// What the model is drawn from: p.
+    pub propensities: Vec<f64>,
+}
+
+impl Distribution {
+    /// Mixes the floor into a core distribution.
+    pub fn mix(policy: Vec<f64>, floor: f64, floor_distribution: &[f64]) -> Self {
+        let propensities = policy.iter().zip(floor_distribution).map(|(p, f)| (1.0 - floor) * p + floor * f).collect();
+        Self { policy, propensities }
+    }
+
+    /// The model that a uniform draw `u` in 0..1 selects.
+    pub fn draw(&self, u: f64) -> usize {
+        let mut left = u;
+        let mut chosen = 0;
+        for (m, &p) in self.propensities.iter().enumerate().filter(|(_, p)| **p > 0.0) {
+            chosen = m;
+            left -= p;
+            if left < 0.0 {
+                break;
+            }
+        }
+        chosen
+    }
+}
+
+impl Params {
+    /// The distribution over models for a query.
+    pub fn distribution(&self, query: &Query) -> Result<Distribution, BadQuery> {
+        query.check_dim(self.dim)?;
+        let policy = &self.policy;
+        let scores: Vec<f64> = policy.scores.iter().map(|form| form.score(query.as_slice())).collect();
+        Ok(Distribution::mix(policy.sampling.core(&scores), policy.floor, &policy.floor_distribution))
+    }
+}
+
+/// Uniform over `n` models.
+pub fn uniform(n: usize) -> Vec<f64> {
+    vec![1.0 / n as f64; n]
+}
+
+fn softmax(scores: &[f64]) -> Vec<f64> {
+    let best = scores.iter().fold(f64::NEG_INFINITY, |m, &s| m.max(s));
+    // exp(-700) is the least that a weight may be: still positive, so that every model can be drawn.
+    let weights: Vec<f64> = scores.iter().map(|s| (s - best).max(-700.0).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.iter().map(|w| w / sum).collect()
+}
+
+fn inverse_gap(gap: f64, scores: &[f64]) -> Vec<f64> {
+    let best = (0..scores.len()).fold(0, |best, m| if scores[m] > scores[best] { m } else { best });
+    let share = |m: usize| 1.0 / (scores.len() as f64 + gap * (scores[best] - scores[m]));
+    let mut core: Vec<f64> = (0..scores.len()).map(share).collect();
+    let others: f64 = core.iter().enumerate().filter(|(m, _)| *m != best).map(|(_, p)| p).sum();
+    core[best] = 1.0 - others;
+    core
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn cores_are_distributions(
+            scores in prop::collection::vec(-1e9..1e9_f64, 1..20),
+            scale in prop_oneof![Just(1.0), Just(1e-9), Just(1e-6)],
+            gap in 0.0..1e6_f64,
+        ) {
+            let scores: Vec<f64> = scores.iter().map(|s| s * scale).collect();
+            for sampling in [Sampling::Softmax, Sampling::InverseGap { gap }] {
+                let core = sampling.core(&scores);
+                prop_assert!((core.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+                prop_assert!(core.iter().all(|&p| p > 0.0), "{core:?}");
+                let best = scores.iter().cloned().fold(f64::MIN, f64::max);
+                let best_share = core.iter().cloned().fold(0.0, f64::max);
+                prop_assert!(scores.iter().zip(&core).any(|(s, p)| *s == best && *p == best_share));
+            }
+        }
+    }
+
+    #[test]
+    fn draws_follow_the_cumulative_distribution() {
+        let distribution = Distribution::mix(vec![0.25, 0.0, 0.75], 0.0, &uniform(3));
+        for (u, expected) in [(0.0, 0), (0.2499, 0), (0.25, 2), (0.9999999999999999, 2), (1.0, 2)] {
+            assert_eq!(distribution.draw(u), expected, "{u}");
+        }
+        let mixed = Distribution::mix(vec![1.0, 0.0], 0.2, &uniform(2));
+        assert_eq!(mixed.propensities, [0.9, 0.1]);
+        assert_eq!(mixed.policy, [1.0, 0.0]);
+    }
+
+    #[test]
+    fn inverse_gap_as_specified() {
+        let core = Sampling::InverseGap { gap: 10.0 }.core(&[0.1, 0.3, 0.0]);
+        let (a, c) = (1.0 / (3.0 + 10.0 * (0.3 - 0.1)), 1.0 / (3.0 + 10.0 * 0.3));
+        assert!((core[0] - a).abs() < 1e-15 && (core[2] - c).abs() < 1e-15 && (core[1] - (1.0 - a - c)).abs() < 1e-15);
+    }
+}

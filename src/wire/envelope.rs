@@ -1,0 +1,136 @@
+//! An envelope around saved state: what it is, which version of the format, and a checksum over all of it.
+//!
+//! ```text
+//! "POINTSMN" | kind: u16 | version: u16 | length of payload: u64 | payload | xxh3 of all before: u64    little-endian
+//! ```
+//!
+//! The payload is bincode, whose project has ended: the envelope is what lets another encoding follow it.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+use xxhash_rust::xxh3::xxh3_64;
+
+const MAGIC: &[u8; 8] = b"POINTSMN";
+const HEAD: usize = MAGIC.len() + 2 + 2 + 8;
+
+/// The most that a payload may make the decoder allocate; no state of a sane configuration comes near.
+const DECODED_MAX: usize = 1 << 34;
+
+/// What an envelope holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Kind {
+    /// A learner's complete state.
+    Learner = 1,
+}
+
+/// Why an envelope cannot be opened.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum Damaged {
+    /// It does not begin like an envelope.
+    #[error("these are not bytes that pointsman saved")]
+    Foreign,
+    /// It holds something else.
+    #[error("this holds kind {found}, expected {expected}")]
+    Kind {
+        /// What it holds.
+        found: u16,
+        /// What was asked for.
+        expected: u16,
+    },
+    /// It was written by a newer version.
+    #[error("format version {found} is newer than this program reads ({newest}): upgrade pointsman")]
+    Newer {
+        /// Its version.
+        found: u16,
+        /// The newest known.
+        newest: u16,
+    },
+    /// Its bytes were cut or changed.
+    #[error("the bytes are damaged: {0}")]
+    Corrupt(String),
+}
+
+/// Seals a value.
+pub fn seal<T: Serialize>(kind: Kind, version: u16, value: &T) -> Vec<u8> {
+    let payload = bincode::serde::encode_to_vec(value, bincode::config::standard())
+        .expect("encoding into memory fails on no type of this crate");
+    let mut bytes = Vec::with_capacity(HEAD + payload.len() + 8);
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&(kind as u16).to_le_bytes());
+    bytes.extend_from_slice(&version.to_le_bytes());
+    bytes.extend_from_slice(&(payload.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&payload);
+    bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+    bytes
+}
+
+/// Opens an envelope and gives the version it was written in with what `decode` makes of the payload.
+pub fn open(kind: Kind, newest: u16, bytes: &[u8]) -> Result<(u16, &[u8]), Damaged> {
+    let head = bytes.get(..HEAD).filter(|head| head.starts_with(MAGIC)).ok_or(Damaged::Foreign)?;
+    let (body, checksum) = bytes.split_last_chunk::<8>().ok_or(Damaged::Foreign)?;
+    let length = u64::from_le_bytes(head[12..20].try_into().expect("eight bytes"));
+    if body.len() < HEAD || (body.len() - HEAD) as u64 != length {
+        return Err(Damaged::Corrupt(format!("{} bytes, not the {length} it announces", bytes.len())));
+    }
+    if xxh3_64(body) != u64::from_le_bytes(*checksum) {
+        return Err(Damaged::Corrupt("the checksum does not match".to_owned()));
+    }
+    let number = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+    let (found, version) = (number(8), number(10));
+    if found != kind as u16 {
+        return Err(Damaged::Kind { found, expected: kind as u16 });
+    }
+    if version > newest {
+        return Err(Damaged::Newer { found: version, newest });
+    }
+    Ok((version, &body[HEAD..]))
+}
+
+/// Decodes a payload, all of it.
+pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Damaged> {
+    let config = bincode::config::standard().with_limit::<DECODED_MAX>();
+    let (value, read) =
+        bincode::serde::decode_from_slice(payload, config).map_err(|e| Damaged::Corrupt(e.to_string()))?;
+    if read == payload.len() { Ok(value) } else { Err(Damaged::Corrupt("bytes are left over".to_owned())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(bytes: &[u8]) -> Result<Vec<f64>, Damaged> {
+        let (version, payload) = open(Kind::Learner, 3, bytes)?;
+        assert_eq!(version, 3);
+        decode(payload)
+    }
+
+    proptest! {
+        #[test]
+        fn any_change_is_noticed(values in prop::collection::vec(any::<f64>(), 0..20), at in any::<prop::sample::Index>(), bit in 0..8) {
+            let sealed = seal(Kind::Learner, 3, &values);
+            let bits = |values: &[f64]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            prop_assert_eq!(bits(&read(&sealed).unwrap()), bits(&values));
+            let at = at.index(sealed.len());
+            let mut flipped = sealed.clone();
+            flipped[at] ^= 1_u8 << bit;
+            prop_assert!(read(&flipped).is_err());
+            prop_assert!(read(&sealed[..at]).is_err());
+        }
+
+        #[test]
+        fn arbitrary_bytes_are_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(read(&bytes).is_err());
+            let _ = decode::<Vec<f64>>(&bytes);
+        }
+    }
+
+    #[test]
+    fn says_what_is_wrong() {
+        assert_eq!(open(Kind::Learner, 3, b"{}"), Err(Damaged::Foreign));
+        let newer = seal(Kind::Learner, 4, &());
+        assert_eq!(open(Kind::Learner, 3, &newer), Err(Damaged::Newer { found: 4, newest: 3 }));
+    }
+}

@@ -1,0 +1,4 @@
+//! Versioned formats of what leaves the process. Domain types know nothing of them.
+
+pub mod envelope;
+pub mod params;
