@@ -1,5 +1,7 @@
 //! Pointsman learns online, from the events you already log, which embedding model should answer each query.
 
+#[cfg(feature = "daemon")]
+pub mod cli;
 pub mod config;
 pub mod event;
 pub mod hpg;
@@ -8,4 +10,5 @@ pub mod policy;
 #[cfg(feature = "daemon")]
 pub mod report;
 pub mod router;
+pub mod simulate;
 pub mod wire;

@@ -1,0 +1,535 @@
+//! `pointsman demo`: simulated traffic, routed and learned from in one process, measured against the truth.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::Context;
+use clap::ValueEnum;
+use serde_json::json;
+
+use super::Failure;
+use super::progress::Progress;
+use crate::config::{Algorithm, Config, LearnerConfig, Preset, Spec};
+use crate::hpg::spectra::Eigen;
+use crate::learner::Trainer;
+use crate::report::{Block, Column, Lines, Page, Section, Series, Spectrum, StackedShares, Table};
+use crate::simulate::World;
+use crate::simulate::history::{History, Point, Summary};
+use crate::simulate::items::{Items, ItemsSpec};
+use crate::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
+use crate::simulate::queries::Shape;
+use crate::simulate::run::{Plan, run as run_loop};
+
+/// Watch it learn: simulated queries, several models, rewards; a table and a report at the end
+///
+/// Each round a query comes, the current policy draws one of the models, and the model earns a reward of 0 or 1 with
+/// a probability that depends on query and model. The learner sees only that reward. In the table, "gap closed" is 0%
+/// for always using the single best model and 100% for knowing the best model of every query.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Number of queries
+    #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    /// Dimension of query embeddings
+    #[arg(long, default_value_t = 64, value_parser = positive)]
+    dim: usize,
+    /// Number of models
+    #[arg(long, default_value_t = 8, value_parser = positive)]
+    models: usize,
+    /// What the models are good at
+    #[arg(long, value_enum, default_value_t = WorldKind::LogQuadratic)]
+    world: WorldKind,
+    /// How queries are spread over directions
+    #[arg(long, value_enum, default_value_t = ShapeKind::PowerLaw)]
+    queries: ShapeKind,
+    /// The paper's s: the rank of the models' kernels
+    #[arg(long, default_value_t = 4, value_parser = positive)]
+    intrinsic_rank: usize,
+    /// Standard deviation of expected rewards over queries and models
+    #[arg(long, default_value_t = 0.2, value_parser = positive_number)]
+    signal: f64,
+    /// Number of items (--world items)
+    #[arg(long, default_value_t = 100, value_parser = positive)]
+    items: usize,
+    /// Temperature of the models' recommendations (--world items)
+    #[arg(long, default_value_t = 0.05, value_parser = positive_number)]
+    temperature: f64,
+    /// Bound of what the kernels leave unexplained (--world items)
+    #[arg(long, default_value_t = 0.05, value_parser = share)]
+    misspecification: f64,
+    /// Rounds between a decision and its reward
+    #[arg(long, default_value_t = 0)]
+    delay: u64,
+    /// Rounds between two updates of the router's policy
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    refresh: u64,
+    /// Share of rewards that never come
+    #[arg(long, default_value_t = 0.0, value_parser = share)]
+    lost: f64,
+    /// Round at which the models change abruptly
+    #[arg(long, value_name = "ROUND")]
+    switch_at: Option<u64>,
+    /// Seed of the first instance
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Number of instances, each with its own seed; the table then shows mean and standard deviation
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    runs: u64,
+    /// Who learns: `configured` is the [learner] of the configuration
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "configured")]
+    learners: Vec<Contestant>,
+    /// Directory for the HTML report
+    #[arg(long, value_name = "DIR", default_value = "pointsman-report")]
+    report: PathBuf,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "Examples:
+  pointsman demo
+  pointsman demo --runs 5 --learners configured,theory,parameter-free
+  pointsman demo --delay 1000 --refresh 1000 --lost 0.2
+  pointsman demo --switch-at 20000 --set learner.half_life=10000
+  pointsman demo --set learner.rank=4 --set learner.eta=0.3";
+
+/// What the models are good at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum WorldKind {
+    /// Expected reward 0.5 + q'Wq, clipped: the policy class fits exactly
+    LogQuadratic,
+    /// The paper's: models recommend items, items earn rewards
+    Items,
+}
+
+/// How queries are spread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ShapeKind {
+    /// Variance of direction j falls as 1/j, as in real embeddings
+    PowerLaw,
+    /// All directions alike
+    Isotropic,
+    /// Around topics
+    Clustered,
+}
+
+/// Who learns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Contestant {
+    /// The [learner] section of the configuration: HPG with practical parameters, unless configured otherwise
+    Configured,
+    /// HPG with the parameters of the paper's theorem
+    Theory,
+    /// Parameter-free HPG: no scale to set
+    ParameterFree,
+}
+
+/// One learner on one instance.
+struct Job {
+    contestant: usize,
+    seed: u64,
+}
+
+/// What came of it.
+struct Outcome {
+    history: History,
+    eigens: Vec<Eigen>,
+}
+
+/// Points of each curve.
+const BINS: u64 = 200;
+
+/// Runs the command.
+pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+    let specs = contestants(args, config).map_err(|e| Failure::Usage(e.into()))?;
+    let jobs: Vec<Job> = (0..args.runs)
+        .flat_map(|run| (0..specs.len()).map(move |contestant| (contestant, run)))
+        .map(|(contestant, run)| Job { contestant, seed: args.seed.wrapping_add(run) })
+        .collect();
+    if !args.json {
+        println!("{}\n", introduction(args));
+    }
+    let outcomes = run_all(args, &specs, &jobs)?;
+    let rows = rows(args, &specs, &outcomes);
+    let path = write_report(args, &specs, &rows, &outcomes)?;
+    if args.json {
+        println!("{}", to_json(args, &specs, &rows, &path));
+    } else {
+        println!("{}", table(&rows).text());
+        println!("{}", conclusion(&rows, &path));
+    }
+    Ok(())
+}
+
+fn contestants(args: &Args, config: &Config) -> Result<Vec<(String, Spec)>, crate::config::BadSetting> {
+    let base = LearnerConfig {
+        dim: args.dim,
+        models: (1..=args.models).map(|m| format!("model-{m}")).collect(),
+        ..config.learner.clone()
+    };
+    let fresh = LearnerConfig { dim: base.dim, models: base.models.clone(), ..LearnerConfig::default() };
+    let make = |contestant: &Contestant| {
+        let (name, learner) = match contestant {
+            Contestant::Configured => (name_of(&base), base.clone()),
+            Contestant::Theory => {
+                let (preset, rank) = (Preset::Theory, Some(args.intrinsic_rank));
+                (
+                    "HPG, theory".to_owned(),
+                    LearnerConfig { preset, intrinsic_rank: rank, horizon: Some(args.rounds), ..fresh.clone() },
+                )
+            }
+            Contestant::ParameterFree => {
+                let algorithm = Algorithm::HpgParameterFree;
+                ("HPG, parameter-free".to_owned(), LearnerConfig { algorithm, ..fresh.clone() })
+            }
+        };
+        Ok((name, learner.check()?))
+    };
+    args.learners.iter().map(make).collect()
+}
+
+fn name_of(learner: &LearnerConfig) -> String {
+    match learner.algorithm {
+        Algorithm::Hpg => format!("HPG, {}", learner.preset),
+        other => other.to_string(),
+    }
+}
+
+fn world(args: &Args, seed: u64) -> Box<dyn World> {
+    let Args { dim, models, intrinsic_rank, signal, .. } = *args;
+    let shape = match args.queries {
+        ShapeKind::PowerLaw => Shape::PowerLaw,
+        ShapeKind::Isotropic => Shape::Isotropic,
+        ShapeKind::Clustered => Shape::Clustered,
+    };
+    match args.world {
+        WorldKind::LogQuadratic => {
+            Box::new(LogQuadratic::new(LogQuadraticSpec { dim, models, intrinsic_rank, signal, shape, seed }))
+        }
+        WorldKind::Items => Box::new(Items::new(ItemsSpec {
+            dim,
+            models,
+            intrinsic_rank,
+            items: args.items,
+            temperature: args.temperature,
+            misspecification: args.misspecification,
+            signal,
+            shape,
+            seed,
+        })),
+    }
+}
+
+/// Runs all jobs on all cores; the results do not depend on how many there are.
+fn run_all(args: &Args, specs: &[(String, Spec)], jobs: &[Job]) -> anyhow::Result<Vec<Outcome>> {
+    let progress = Progress::new("learning", args.rounds * jobs.len() as u64);
+    let next = AtomicUsize::new(0);
+    let slots: Vec<Mutex<Option<anyhow::Result<Outcome>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
+    let work = || {
+        while let Some((job, slot)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| jobs.get(i).zip(slots.get(i)))
+        {
+            let outcome = run_one(args, &specs[job.contestant].1, job.seed, &progress);
+            *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(outcome);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+    progress.finish();
+    let take = |slot: Mutex<Option<anyhow::Result<Outcome>>>| {
+        slot.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).context("a run did not finish")?
+    };
+    slots.into_iter().map(take).collect()
+}
+
+fn run_one(args: &Args, spec: &Spec, seed: u64, progress: &Progress) -> anyhow::Result<Outcome> {
+    let mut world = world(args, seed);
+    let mut trainer = Trainer::new(spec.clone());
+    let plan = Plan {
+        rounds: args.rounds,
+        delay: args.delay,
+        refresh: args.refresh,
+        lost: args.lost,
+        switch_at: args.switch_at,
+        seed,
+    };
+    let mut history = History::new(args.rounds, BINS, COMPARATOR_NORM / world.true_norm().max(f64::MIN_POSITIVE));
+    let stride = (args.rounds / 200).max(1);
+    let mut told = 0;
+    run_loop(&mut *world, &mut trainer, &plan, &mut history, |history| {
+        let rounds = history.rounds();
+        if rounds - told >= stride || rounds == args.rounds {
+            progress.advance(rounds - told, || format!("reward so far {:.4}", history.mean_reward()));
+            told = rounds;
+        }
+    })?;
+    Ok(Outcome { history, eigens: trainer.eigens() })
+}
+
+/// Regret is measured against W* scaled to this nuclear norm, the practical preset's tau: W* itself would be played
+/// almost uniformly, and beaten by everyone.
+const COMPARATOR_NORM: f64 = 300.0;
+
+/// A line of the table: a figure for each run.
+struct Row {
+    name: String,
+    reward: Vec<f64>,
+    gap: Vec<f64>,
+    last_gap: Vec<f64>,
+    regret: Vec<f64>,
+    linearized_regret: Option<Vec<f64>>,
+}
+
+fn rows(args: &Args, specs: &[(String, Spec)], outcomes: &[Outcome]) -> Vec<Row> {
+    let of_contestant = |contestant: usize| outcomes.iter().skip(contestant).step_by(specs.len());
+    let row = |name: &str, contestant: usize, reward: &dyn Fn(&Summary) -> f64, own: bool| {
+        let histories: Vec<&History> = of_contestant(contestant).map(|outcome| &outcome.history).collect();
+        let figures = |of: &dyn Fn(&History) -> f64| histories.iter().map(|history| of(history)).collect::<Vec<f64>>();
+        let last = |history: &History| history.points().last().cloned();
+        let regret = |history: &History| {
+            let (all, end) = (history.summary(1.0), last(history).map_or(0.0, |point| point.regret));
+            end + (all.policy - reward(&all)) * args.rounds as f64
+        };
+        let gap = |history: &History, share: f64| {
+            let summary = history.summary(share);
+            summary.gap_closed(reward(&summary))
+        };
+        Row {
+            name: name.to_owned(),
+            reward: figures(&|history| reward(&history.summary(1.0))),
+            gap: figures(&|history| gap(history, 1.0)),
+            last_gap: figures(&|history| gap(history, 0.1)),
+            regret: figures(&regret),
+            linearized_regret: own.then(|| figures(&|h| last(h).map_or(0.0, |point| point.linearized_regret))),
+        }
+    };
+    let mut rows: Vec<Row> = specs.iter().enumerate().map(|(i, (name, _))| row(name, i, &|s| s.policy, true)).collect();
+    rows.push(row("best constant model", 0, &|s| s.best_constant, false));
+    rows.push(row("uniform", 0, &|s| s.uniform, false));
+    rows.push(row("oracle of every query", 0, &|s| s.oracle, false));
+    rows
+}
+
+fn table(rows: &[Row]) -> Table {
+    let percent = |values: &[f64]| spread(&values.iter().map(|v| 100.0 * v).collect::<Vec<_>>(), 1, "%");
+    let line = |row: &Row| {
+        vec![
+            row.name.clone(),
+            spread(&row.reward, 4, ""),
+            percent(&row.gap),
+            percent(&row.last_gap),
+            spread(&row.regret, 0, ""),
+            row.linearized_regret.as_ref().map_or("-".to_owned(), |regret| spread(regret, 0, "")),
+        ]
+    };
+    let right = ["mean reward", "gap closed", "in last tenth", "policy regret", "linearized regret"];
+    Table {
+        columns: std::iter::once(Column::left("policy")).chain(right.map(Column::right)).collect(),
+        rows: rows.iter().map(line).collect(),
+        note: (rows[0].reward.len() > 1).then(|| format!("mean ± standard deviation of {} runs", rows[0].reward.len())),
+    }
+}
+
+fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
+    let n = values.len().max(1) as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
+    (mean, variance.sqrt())
+}
+
+fn spread(values: &[f64], digits: usize, unit: &str) -> String {
+    // Adding zero turns a rounded "-0" into "0".
+    let shown = |x: f64| format!("{:.digits$}", (x * 1e6).round() / 1e6 + 0.0);
+    let (mean, deviation) = mean_and_deviation(values);
+    if values.len() > 1 {
+        format!("{} ± {}{unit}", shown(mean), shown(deviation))
+    } else {
+        format!("{}{unit}", shown(mean))
+    }
+}
+
+fn introduction(args: &Args) -> String {
+    let Args { rounds, dim, models, .. } = args;
+    format!(
+        "{models} models, {rounds} queries of dimension {dim}. Each query is routed to one model; the learner sees only\n\
+         the reward of the model that was chosen, and moves W_m of pi(m|q) ~ exp(q'W_m q) by one mirror step."
+    )
+}
+
+fn conclusion(rows: &[Row], path: &Path) -> String {
+    format!(
+        "{} closed {} of the gap between the best single model and the best model of every query.\n\
+         Report with curves, traffic and spectra: {}",
+        rows[0].name,
+        spread(&[100.0 * mean_and_deviation(&rows[0].gap).0], 1, "%"),
+        path.display()
+    )
+}
+
+fn to_json(args: &Args, specs: &[(String, Spec)], rows: &[Row], path: &Path) -> serde_json::Value {
+    let row = |row: &Row| {
+        json!({
+            "policy": row.name,
+            "mean_reward": row.reward,
+            "gap_closed": row.gap,
+            "gap_closed_last_tenth": row.last_gap,
+            "policy_regret": row.regret,
+            "linearized_policy_regret": row.linearized_regret,
+        })
+    };
+    json!({
+        "settings": facts(args).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "seeds": (0..args.runs).map(|run| args.seed.wrapping_add(run)).collect::<Vec<_>>(),
+        "learners": specs.iter().map(|(name, spec)| json!({ "name": name, "spec": spec })).collect::<Vec<_>>(),
+        "policies": rows.iter().map(row).collect::<Vec<_>>(),
+        "report": path,
+    })
+}
+
+fn facts(args: &Args) -> Vec<(String, String)> {
+    let name = |value: &dyn ValueName| value.name();
+    let mut facts = vec![
+        ("queries", args.rounds.to_string()),
+        ("dimension", args.dim.to_string()),
+        ("models", args.models.to_string()),
+        ("world", name(&args.world)),
+        ("query spectrum", name(&args.queries)),
+        ("intrinsic rank", args.intrinsic_rank.to_string()),
+        ("signal", args.signal.to_string()),
+        ("delay", format!("{} rounds", args.delay)),
+        ("router refresh", format!("{} rounds", args.refresh)),
+        ("lost rewards", format!("{}%", 100.0 * args.lost)),
+        ("first seed", args.seed.to_string()),
+        ("runs", args.runs.to_string()),
+    ];
+    if args.world == WorldKind::Items {
+        facts.push(("items", args.items.to_string()));
+        facts.push(("temperature", args.temperature.to_string()));
+        facts.push(("misspecification", args.misspecification.to_string()));
+    }
+    facts.extend(args.switch_at.map(|round| ("switch at", format!("round {round}"))));
+    facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+trait ValueName {
+    fn name(&self) -> String;
+}
+
+impl<T: ValueEnum> ValueName for T {
+    fn name(&self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+fn write_report(args: &Args, specs: &[(String, Spec)], rows: &[Row], outcomes: &[Outcome]) -> anyhow::Result<PathBuf> {
+    let path = args.report.join("demo.html");
+    std::fs::create_dir_all(&args.report).with_context(|| format!("cannot create {}", args.report.display()))?;
+    std::fs::write(&path, page(args, specs, rows, outcomes).render())
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
+
+/// The curves are those of the first run; the table has all.
+fn page(args: &Args, specs: &[(String, Spec)], rows: &[Row], outcomes: &[Outcome]) -> Page {
+    let curves: Vec<(&str, Vec<Point>)> =
+        specs.iter().zip(outcomes).map(|((name, _), outcome)| (name.as_str(), outcome.history.points())).collect();
+    let series = |name: &str, points: &[Point], dashed: bool, y: &dyn Fn(&Point) -> f64| Series {
+        name: name.to_owned(),
+        points: points.iter().map(|point| (point.round as f64, y(point))).collect(),
+        dashed,
+    };
+    let lines = |title: &str, y_label: &str, series: Vec<Series>| {
+        Block::Chart(
+            Lines { title: title.to_owned(), x_label: "queries".to_owned(), y_label: y_label.to_owned(), series }
+                .html(),
+        )
+    };
+    let mut rewards: Vec<Series> =
+        curves.iter().map(|(name, points)| series(name, points, false, &|point| point.policy)).collect();
+    let first = &curves[0].1;
+    rewards.push(series("best constant model", first, true, &|point| point.best_constant));
+    rewards.push(series("uniform", first, true, &|point| point.uniform));
+    rewards.push(series("oracle of every query", first, true, &|point| point.oracle));
+    let of_all = |y: &dyn Fn(&Point) -> f64| {
+        curves.iter().map(|(name, points)| series(name, points, false, y)).collect::<Vec<_>>()
+    };
+    let models: Vec<String> = specs[0].1.models.iter().map(ToString::to_string).collect();
+    let traffic = |(name, points): &(&str, Vec<Point>)| {
+        let shares = StackedShares {
+            title: format!("Traffic share of each model: {name}"),
+            x_label: "queries".to_owned(),
+            names: models.clone(),
+            x: points.iter().map(|point| point.round as f64).collect(),
+            shares: points.iter().map(|point| point.traffic.clone()).collect(),
+        };
+        Block::Chart(shares.html())
+    };
+    let spectrum = |((name, _), outcome): (&(String, Spec), &Outcome)| {
+        let values = outcome.eigens.iter().map(|eigen| eigen.lambda.clone());
+        let spectrum = Spectrum {
+            title: format!("Eigenvalues of W at the end: {name}"),
+            models: models.iter().cloned().zip(values).collect(),
+        };
+        Block::Chart(spectrum.html())
+    };
+    let section = |heading: &str, text: &str, body: Vec<Block>| Section {
+        heading: heading.to_owned(),
+        text: Some(text.to_owned()),
+        body,
+    };
+    Page {
+        title: "Pointsman demo".to_owned(),
+        lead: "Which model should answer each query? Learned online from the rewards of the models that were chosen, \
+               and measured against a world in which the truth is known."
+            .to_owned(),
+        facts: facts(args),
+        sections: vec![
+            section(
+                "Result",
+                "Rewards are expected ones under the distribution that was played. Gap closed: 0% is always using the \
+                 single best model, 100% is knowing the best model of every query. Policy regret is what the policy \
+                 of W* would have earned more over the whole run, W* being the world's own matrices scaled to a \
+                 nuclear norm of 300; linearized policy regret is the paper's surrogate for it.",
+                vec![Block::Table(table(rows))],
+            ),
+            section(
+                "Reward over time",
+                "Mean expected reward in each stretch of queries, first run.",
+                vec![lines("Reward", "mean expected reward", rewards)],
+            ),
+            section(
+                "Regret over time",
+                "A curve that flattens is a policy that has learned.",
+                vec![
+                    lines("Policy regret against W*", "sum so far", of_all(&|point| point.regret)),
+                    lines("Linearized policy regret", "sum so far", of_all(&|point| point.linearized_regret)),
+                ],
+            ),
+            section("Traffic", "Which models the queries were sent to.", curves.iter().map(traffic).collect()),
+            section(
+                "Spectra",
+                "Each model's parameter is a symmetric matrix of low rank: a positive eigenvalue is a direction of \
+                 queries that the model is good at, a negative one a direction to avoid it on.",
+                specs.iter().zip(outcomes).map(spectrum).collect(),
+            ),
+        ],
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&x| x > 0).ok_or_else(|| "must be a whole number above 0".to_owned())
+}
+
+fn positive_number(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x: &f64| *x > 0.0 && x.is_finite()).ok_or_else(|| "must be a number above 0".to_owned())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x| (0.0..=1.0).contains(x)).ok_or_else(|| "must be a number from 0 to 1".to_owned())
+}

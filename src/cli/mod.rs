@@ -1,0 +1,68 @@
+//! The command line: one file a subcommand.
+
+mod check_config;
+mod demo;
+mod progress;
+mod settings;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Learns online, from the events you already log, which embedding model should answer each query.
+#[derive(Debug, Parser)]
+#[command(name = "pointsman", version, max_term_width = 100, after_help = AFTER_HELP)]
+pub struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "Configuration: built-in defaults, then --config FILE, then the environment \
+(POINTSMAN__LEARNER__ETA=0.3), then --set learner.eta=0.3. config/default.toml documents every key.
+
+Exit codes: 0 done, 1 failed while running, 2 bad usage or configuration.";
+
+/// Options of every command.
+#[derive(Debug, Args)]
+struct Common {
+    /// Configuration file (TOML); without it the built-in defaults hold
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Override one configuration key, e.g. --set learner.eta=0.3; may be repeated
+    #[arg(long = "set", global = true, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(Box<demo::Args>),
+    CheckConfig(check_config::Args),
+}
+
+/// How a command failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// The user asked for something that cannot be.
+    Usage(anyhow::Error),
+    /// Something went wrong while running.
+    Run(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Run(error)
+    }
+}
+
+impl Cli {
+    /// Runs the command.
+    pub fn run(self) -> Result<(), Failure> {
+        let config = settings::load(self.common.config.as_deref(), &self.common.set, std::env::vars())?;
+        match self.command {
+            Command::Demo(args) => demo::run(&args, &config),
+            Command::CheckConfig(args) => check_config::run(&args, &config),
+        }
+    }
+}

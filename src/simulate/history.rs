@@ -1,0 +1,192 @@
+//! What happened in a simulated run, measured against the truth.
+//!
+//! Rewards are expected ones, under the distribution that was played: the noise of the draw and of the reward is
+//! averaged out. The gap is what lies between always playing the model that is best on the whole and always playing
+//! the one that is best for the query.
+
+use crate::learner::Decision;
+use crate::router::Sampling;
+
+/// Sums over a stretch of rounds.
+#[derive(Debug, Clone, Default)]
+struct Sums {
+    rounds: u64,
+    policy: f64,
+    oracle: f64,
+    constants: Vec<f64>,
+    traffic: Vec<f64>,
+    regret: f64,
+    linearized_regret: f64,
+}
+
+/// A run, in bins of equal length.
+#[derive(Debug, Clone)]
+pub struct History {
+    bin_rounds: u64,
+    /// What W* is multiplied by for the policy that regret is measured against.
+    sharpness: f64,
+    bins: Vec<Sums>,
+}
+
+/// A point of the curves.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Point {
+    /// Rounds until the end of the bin.
+    pub round: u64,
+    /// Mean expected rewards within the bin: of the policy, of the best constant model, of uniform, of the oracle.
+    pub policy: f64,
+    /// See `policy`.
+    pub best_constant: f64,
+    /// See `policy`.
+    pub uniform: f64,
+    /// See `policy`.
+    pub oracle: f64,
+    /// Sum, until the end of the bin, of what pi_W* earns more.
+    pub regret: f64,
+    /// Sum, until the end of the bin, of <grad L_t(W_t), W_t - W*>.
+    pub linearized_regret: f64,
+    /// Share of each model in the bin's traffic.
+    pub traffic: Vec<f64>,
+}
+
+/// A stretch of rounds in figures.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Summary {
+    /// Mean expected reward of the policy.
+    pub policy: f64,
+    /// That of the model which is best on the whole run.
+    pub best_constant: f64,
+    /// That of the mean over models.
+    pub uniform: f64,
+    /// That of the best model for each query.
+    pub oracle: f64,
+}
+
+impl Summary {
+    /// Share of the gap between best constant and oracle that a mean reward closes.
+    pub fn gap_closed(&self, reward: f64) -> f64 {
+        let gap = self.oracle - self.best_constant;
+        if gap > 0.0 { (reward - self.best_constant) / gap } else { 0.0 }
+    }
+}
+
+impl History {
+    /// For `rounds` rounds in at most `bins` bins. Regret is measured against the policy of `sharpness` W*.
+    pub fn new(rounds: u64, bins: u64, sharpness: f64) -> Self {
+        Self { bin_rounds: rounds.div_ceil(bins.max(1)).max(1), sharpness, bins: Vec::new() }
+    }
+
+    /// Adds a round: expected rewards, q'W*_m q, and the decision.
+    pub fn add(&mut self, expected: &[f64], true_scores: &[f64], decision: &Decision) {
+        if self.bins.last().is_none_or(|bin| bin.rounds == self.bin_rounds) {
+            let models = expected.len();
+            self.bins.push(Sums { constants: vec![0.0; models], traffic: vec![0.0; models], ..Sums::default() });
+        }
+        let Some(bin) = self.bins.last_mut() else { return };
+        let played = &decision.distribution.propensities;
+        let mean: f64 = played.iter().zip(expected).map(|(p, r)| p * r).sum();
+        bin.rounds += 1;
+        bin.policy += mean;
+        bin.oracle += expected.iter().fold(0.0_f64, |m, &r| m.max(r));
+        bin.constants.iter_mut().zip(expected).for_each(|(sum, r)| *sum += r);
+        bin.traffic[decision.model] += 1.0;
+        let scores: Vec<f64> = true_scores.iter().map(|s| self.sharpness * s).collect();
+        let best = Sampling::Softmax.core(&scores);
+        bin.regret += best.iter().zip(expected).map(|(p, r)| p * r).sum::<f64>() - mean;
+        // <grad L, W - W*> = sum_m pi_m (r_m - mean) log(pi*_m / pi_m), the paper's Proposition on both regrets.
+        let policy = &decision.distribution.policy;
+        let own_mean: f64 = policy.iter().zip(expected).map(|(p, r)| p * r).sum();
+        let terms = policy.iter().zip(&best).zip(expected).map(|((p, b), r)| p * (r - own_mean) * (b / p).ln());
+        bin.linearized_regret += terms.sum::<f64>();
+    }
+
+    /// Rounds so far.
+    pub fn rounds(&self) -> u64 {
+        self.bins.iter().map(|bin| bin.rounds).sum()
+    }
+
+    /// Mean expected reward so far.
+    pub fn mean_reward(&self) -> f64 {
+        self.bins.iter().map(|bin| bin.policy).sum::<f64>() / self.rounds().max(1) as f64
+    }
+
+    /// Index of the model that is best on the whole run.
+    pub fn best_constant(&self) -> usize {
+        let sum = |m: usize| self.bins.iter().map(|bin| bin.constants[m]).sum::<f64>();
+        let models = self.bins.first().map_or(0, |bin| bin.constants.len());
+        (0..models).fold(0, |best, m| if sum(m) > sum(best) { m } else { best })
+    }
+
+    /// The last `share` of the run (1 is all of it), in figures.
+    pub fn summary(&self, share: f64) -> Summary {
+        let skip = ((1.0 - share) * self.bins.len() as f64).round() as usize;
+        let bins = &self.bins[skip.min(self.bins.len())..];
+        let best = self.best_constant();
+        let rounds = bins.iter().map(|bin| bin.rounds).sum::<u64>().max(1) as f64;
+        let mean = |of: &dyn Fn(&Sums) -> f64| bins.iter().map(of).sum::<f64>() / rounds;
+        Summary {
+            policy: mean(&|bin| bin.policy),
+            best_constant: mean(&|bin| bin.constants[best]),
+            uniform: mean(&|bin| average(&bin.constants)),
+            oracle: mean(&|bin| bin.oracle),
+        }
+    }
+
+    /// The curves, a point a bin.
+    pub fn points(&self) -> Vec<Point> {
+        let best = self.best_constant();
+        let (mut round, mut regret, mut linearized_regret) = (0, 0.0, 0.0);
+        let mut point = |bin: &Sums| {
+            let rounds = bin.rounds.max(1) as f64;
+            round += bin.rounds;
+            regret += bin.regret;
+            linearized_regret += bin.linearized_regret;
+            Point {
+                round,
+                policy: bin.policy / rounds,
+                best_constant: bin.constants[best] / rounds,
+                uniform: average(&bin.constants) / rounds,
+                oracle: bin.oracle / rounds,
+                regret,
+                linearized_regret,
+                traffic: bin.traffic.iter().map(|n| n / rounds).collect(),
+            }
+        };
+        self.bins.iter().map(&mut point).collect()
+    }
+}
+
+fn average(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::router::{Distribution, uniform};
+
+    /// Two models, model 0 best on even rounds, model 1 on odd ones; the policy knows.
+    #[test]
+    fn figures_of_a_run_known_in_full() {
+        let mut history = History::new(100, 10, 1.0);
+        for t in 0..100 {
+            let expected = if t % 2 == 0 { [1.0, 0.0] } else { [0.5, 1.0] };
+            let policy = if t < 50 { uniform(2) } else { vec![f64::from(1 - t % 2), f64::from(t % 2)] };
+            let decision =
+                Decision { model: t as usize % 2, distribution: Distribution::mix(policy, 0.0, &uniform(2)) };
+            history.add(&expected, &[0.0, 0.0], &decision);
+        }
+        let all = history.summary(1.0);
+        assert_eq!(history.best_constant(), 0);
+        assert_eq!((all.best_constant, all.oracle, all.uniform), (0.75, 1.0, 0.625));
+        assert_eq!(all.policy, 0.5 * 0.625 + 0.5);
+        assert_eq!(all.gap_closed(0.875), 0.5);
+        assert_eq!(history.summary(0.1).policy, 1.0);
+        let points = history.points();
+        assert_eq!((points.len(), points[9].round), (10, 100));
+        assert_eq!(points[0].traffic, [0.5, 0.5]);
+        // Against the uniform policy of W* = 0: nothing lost in the first half, 0.375 a round won in the second.
+        assert!((points[4].regret).abs() < 1e-12 && (points[9].regret + 50.0 * 0.375).abs() < 1e-12);
+        assert!(points[4].linearized_regret.abs() < 1e-12);
+    }
+}

@@ -1,0 +1,54 @@
+//! Simulated traffic: worlds that know the truth, so that what a learner did can be measured against it.
+//!
+//! Everything is drawn from seeded, portable generators and computed with portable functions: the same seed gives the
+//! same queries, rewards and losses on every machine. All randomness of a round is drawn before the learner's choice
+//! is known, so that learners run on one seed meet the same queries and the same luck.
+
+pub mod history;
+pub mod items;
+pub mod log_quadratic;
+pub mod queries;
+pub mod run;
+
+use rand::{Rng, RngExt};
+use rand_distr::StandardNormal;
+
+use crate::event::Query;
+
+/// An environment that routing decisions are taken in.
+pub trait World: Send {
+    /// Dimension of queries.
+    fn dim(&self) -> usize;
+
+    /// Number of models.
+    fn models(&self) -> usize;
+
+    /// Draws the next query.
+    fn next_query(&mut self) -> Query;
+
+    /// The expected reward of each model for a query, in 0..1.
+    fn expected_rewards(&self, query: &Query) -> Vec<f64>;
+
+    /// q'W*_m q for each model: the quadratic part of the truth.
+    fn true_scores(&self, query: &Query) -> Vec<f64>;
+
+    /// A bound of the nuclear norms of the W*_m.
+    fn true_norm(&self) -> f64;
+
+    /// Changes abruptly what the models are good at.
+    fn switch(&mut self);
+}
+
+/// A direction drawn evenly from the sphere.
+pub(crate) fn random_direction(dim: usize, generator: &mut impl Rng) -> Vec<f64> {
+    loop {
+        if let Ok(query) = Query::new(normals(dim, generator)) {
+            return query.as_slice().to_vec();
+        }
+    }
+}
+
+/// Independent standard normal numbers.
+pub(crate) fn normals(n: usize, generator: &mut impl Rng) -> Vec<f64> {
+    (0..n).map(|_| generator.sample(StandardNormal)).collect()
+}
