@@ -45,10 +45,10 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = ShapeKind::PowerLaw)]
     queries: ShapeKind,
     /// The paper's s: the rank of the models' kernels
-    #[arg(long, default_value_t = 4, value_parser = positive)]
+    #[arg(long, default_value_t = 2, value_parser = positive)]
     intrinsic_rank: usize,
     /// Standard deviation of expected rewards over queries and models
-    #[arg(long, default_value_t = 0.2, value_parser = positive_number)]
+    #[arg(long, default_value_t = 0.25, value_parser = positive_number)]
     signal: f64,
     /// Number of items (--world items)
     #[arg(long, default_value_t = 100, value_parser = positive)]
@@ -107,7 +107,7 @@ enum WorldKind {
 /// How queries are spread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ShapeKind {
-    /// Variance of direction j falls as 1/j, as in real embeddings
+    /// Amplitude of direction j falls as 1/j: few directions matter, as in real embeddings
     PowerLaw,
     /// All directions alike
     Isotropic,

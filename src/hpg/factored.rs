@@ -31,7 +31,14 @@ const RESIDUAL_MIN: f64 = 0.01;
 /// The largest norm, squared, of the new direction's coefficients: beyond it [U | S] is too nearly dependent.
 const COEFFICIENTS_MAX: f64 = 400.0;
 
-/// Orthonormality is restored once in so many multiplications, long before rounding errors have added up.
+/// The most by which errors of orthonormality may have grown through new directions before the next is made explicitly.
+///
+/// A direction (q - V p) / rho has the error of V, times |p| / rho. Where the ball drops a direction at every step and
+/// the next query brings it back, those factors multiply.
+const GROWTH_MAX: f64 = 1e3;
+
+/// Orthonormality is restored once in so many multiplications, long before rounding errors have added up, and at every
+/// one before which errors have grown.
 const POLISH_EVERY: u32 = 32;
 
 /// The parameters of all models.
@@ -41,7 +48,7 @@ pub struct Factored {
     recent: Vec<f64>,
     models: Vec<Factor>,
     #[serde(skip)]
-    work: Work,
+    work: Box<Work>,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -55,6 +62,8 @@ struct Factor {
     recent_rows: Vec<f64>,
     /// How often V was multiplied out.
     compactions: u32,
+    /// By how much its errors may have grown since its orthonormality was restored.
+    growth: f64,
 }
 
 /// Memory that a step needs and no state: one for all models.
@@ -101,7 +110,7 @@ enum Outside {
 impl Factored {
     /// All zero.
     pub fn new(models: usize) -> Self {
-        Self { recent: Vec::new(), models: vec![Factor::default(); models], work: Work::default() }
+        Self { recent: Vec::new(), models: vec![Factor::default(); models], work: Box::default() }
     }
 
     /// q'W_m q of all models.
@@ -144,6 +153,7 @@ impl Factored {
             && self.models.iter().all(|factor| {
                 let (rank, base) = (factor.gamma.len(), factor.base.len() / dim);
                 rank <= ball.rank
+                    && (0.0..=GROWTH_MAX).contains(&factor.growth)
                     && factor.lambda.len() == rank
                     && factor.base.len() == base * dim
                     && base <= ball.rank + OWN_MAX
@@ -185,9 +195,9 @@ impl Factored {
                 lambda: std::mem::take(&mut factor.lambda),
             };
             explicit_step(&mut eigen, step, m, batch);
-            let compactions = factor.compactions;
-            *factor = Factor { gamma: eigen.gamma, lambda: eigen.lambda, base: eigen.vectors, ..Factor::default() };
-            factor.compactions = compactions;
+            let Factor { compactions, growth, .. } = *factor;
+            let Eigen { gamma, lambda, vectors: base } = eigen;
+            *factor = Factor { gamma, lambda, base, compactions, growth, ..Factor::default() };
             factor.settle(dim, 0, &mut self.work.spare);
         }
         self.recent.clear();
@@ -257,7 +267,9 @@ impl Factor {
         self.parts(&work.coordinates, &mut work.parts);
         let residual = 1.0 - dot(&work.coordinates, &work.coordinates);
         let size = 1.0 + dot(&work.parts.base, &work.parts.base) + dot(&work.parts.recent, &work.parts.recent);
-        if residual >= RESIDUAL_MIN && size <= COEFFICIENTS_MAX * residual {
+        let growth = self.growth.max(1.0) * (1.0 / residual - 1.0).sqrt().max(1.0);
+        if residual >= RESIDUAL_MIN && size <= COEFFICIENTS_MAX * residual && growth <= GROWTH_MAX {
+            self.growth = growth;
             return Outside::Recent { rho: residual.sqrt() };
         }
         self.own_direction(ball, recent, query, work)
@@ -357,7 +369,8 @@ impl Factor {
     fn settle(&mut self, dim: usize, recent: usize, spare: &mut Vec<f64>) {
         let rank = self.gamma.len();
         self.compactions = self.compactions.wrapping_add(1);
-        if self.compactions.is_multiple_of(POLISH_EVERY) && rank > 0 {
+        if rank > 0 && (self.compactions.is_multiple_of(POLISH_EVERY) || self.growth > 1.0) {
+            self.growth = 1.0;
             polish(dim, &mut self.base, spare);
         }
         self.base_rows.clear();

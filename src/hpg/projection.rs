@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Paper: Section 5.1, Step 4, and its appendix. For the n largest z_i = |gamma_i| active, with a = tau / beta,
-//! A = sum e^{z_i} and B = sum e^{-z_i}: nu = log(A / (a + sqrt(a^2 + A B))). Everything is shifted by z_max, since
-//! sinh of an eigenvalue that was not projected yet may overflow.
+//! A = sum e^{z_i} and B = sum e^{-z_i}: nu = log(A / (a + sqrt(a^2 + A B))) = log(A / B) / 2 - arcsinh(a / sqrt(A B)).
+//! Everything is shifted by z_max, since sinh of an eigenvalue that was not projected yet may overflow.
 
 use serde::{Deserialize, Serialize};
 
@@ -64,14 +64,18 @@ impl Ball {
         let mut z: Vec<f64> = gamma.iter().map(|g| g.abs() - largest).filter(|&z| z > -reach).collect();
         z.sort_by(|x, y| y.total_cmp(x));
         let a = self.tau / self.beta;
-        let (mut sum, mut inverse_sum, mut excess) = (0.0, 0.0, -reach);
+        let (mut sum, mut inverse_sum, mut difference, mut excess) = (0.0_f64, 0.0_f64, 0.0, -reach);
         for &z in &z {
             if z <= excess {
                 break;
             }
             sum += z.exp();
             inverse_sum += (-z).exp();
-            excess = (sum / (a + a.hypot((sum * inverse_sum).sqrt()))).ln();
+            difference += 2.0 * z.sinh();
+            // Where tau is far below beta all z are tiny, and their sums differ by less than the sums' rounding.
+            let ratio = difference / inverse_sum;
+            let log_ratio = if ratio > -0.5 { ratio.ln_1p() } else { (sum / inverse_sum).ln() };
+            excess = 0.5 * log_ratio - (a / (sum * inverse_sum).sqrt()).asinh();
         }
         excess
     }

@@ -1,17 +1,18 @@
 //! The instance that the policy class fits exactly.
 //!
 //! ```text
-//! R_m(q) = clip(0.5 + q'W*_m q, 0, 1)         W*_m symmetric of rank 2s, random directions, signs alternating
+//! R_m(q) = clip(0.5 + q'W*_m q, 0, 1)         W*_m = sum_i v_i v_i' - c_m sum_j u_j u_j',  s random directions each
 //! ```
 //!
-//! W* is scaled so that rewards spread by a given standard deviation over queries and models, whatever the dimension
-//! and the shape of the queries: with a fixed norm instead, isotropic queries in high dimension would carry no signal.
+//! c_m balances the two halves over the query distribution: no model is better than another on the whole, and all that
+//! there is to gain lies in the query. W* is scaled so that rewards spread by a given standard deviation over queries
+//! and models: with a fixed norm instead, isotropic queries in high dimension would carry no signal.
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::queries::{Queries, Shape};
-use super::{World, normals, random_direction};
+use super::{World, random_direction};
 use crate::event::Query;
 use crate::hpg::linalg::dot;
 
@@ -91,6 +92,19 @@ impl World for LogQuadratic {
 }
 
 impl Truth {
+    /// Scales the negative part so that the mean score over a sample of queries is zero.
+    fn balance(&mut self, sample: &[Query]) {
+        let mean = |keep: fn(f64) -> bool| {
+            let values = self.values.iter().map(|&v| if keep(v) { v } else { 0.0 }).collect();
+            let part = Truth { values, vectors: self.vectors.clone() };
+            sample.iter().map(|query| part.score(query)).sum::<f64>()
+        };
+        let (positive, negative) = (mean(|v| v > 0.0), mean(|v| v < 0.0));
+        if negative < 0.0 {
+            self.values.iter_mut().filter(|v| **v < 0.0).for_each(|v| *v *= -positive / negative);
+        }
+    }
+
     fn score(&self, query: &Query) -> f64 {
         self.values.iter().zip(&self.vectors).map(|(value, v)| value * dot(v, query.as_slice()).powi(2)).sum()
     }
@@ -104,24 +118,18 @@ fn draw_truth(spec: &LogQuadraticSpec, queries: &Queries, period: u64) -> Vec<Tr
     let rank = 2 * spec.intrinsic_rank;
     let mut truth: Vec<Truth> = (0..spec.models)
         .map(|_| Truth {
-            values: normals(rank, &mut generator).iter().enumerate().map(|(i, x)| alternate(i, x.abs())).collect(),
+            values: (0..rank).map(|i| if i < spec.intrinsic_rank { 1.0 } else { -1.0 }).collect(),
             vectors: (0..rank).map(|_| random_direction(spec.dim, &mut generator)).collect(),
         })
         .collect();
     let mut sample = queries.clone();
-    let scores: Vec<f64> = (0..CALIBRATION)
-        .map(|_| sample.draw())
-        .flat_map(|query| truth.iter().map(|truth| truth.score(&query)).collect::<Vec<_>>())
-        .collect();
-    let mean = scores.iter().sum::<f64>() / scores.len() as f64;
-    let variance = scores.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / scores.len() as f64;
-    let scale = if variance > 0.0 { spec.signal / variance.sqrt() } else { 0.0 };
+    let sample: Vec<Query> = (0..CALIBRATION).map(|_| sample.draw()).collect();
+    truth.iter_mut().for_each(|truth| truth.balance(&sample));
+    let scores: Vec<f64> = truth.iter().flat_map(|truth| sample.iter().map(|query| truth.score(query))).collect();
+    let deviation = (scores.iter().map(|s| s * s).sum::<f64>() / scores.len() as f64).sqrt();
+    let scale = if deviation > 0.0 { spec.signal / deviation } else { 0.0 };
     truth.iter_mut().flat_map(|truth| &mut truth.values).for_each(|value| *value *= scale);
     truth
-}
-
-fn alternate(i: usize, x: f64) -> f64 {
-    if i.is_multiple_of(2) { x } else { -x }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::event::Query;
 pub enum Shape {
     /// All directions alike.
     Isotropic,
-    /// Variance of direction j in proportion to 1 / j, as spectra of real embeddings decay.
+    /// Amplitude of direction j in proportion to 1 / j: spectra of real embeddings decay, too.
     PowerLaw,
     /// Around 20 topics, the i-th drawn in proportion to 1 / i.
     Clustered,
@@ -39,7 +39,7 @@ impl Queries {
         let mut generator = ChaCha8Rng::seed_from_u64(seed);
         let scales = match shape {
             Shape::Isotropic => vec![1.0; dim],
-            Shape::PowerLaw => (1..=dim).map(|j| 1.0 / (j as f64).sqrt()).collect(),
+            Shape::PowerLaw => (1..=dim).map(|j| 1.0 / j as f64).collect(),
             Shape::Clustered => vec![CLUSTER_SPREAD / (dim as f64).sqrt(); dim],
         };
         let clusters = if shape == Shape::Clustered { CLUSTERS } else { 0 };
