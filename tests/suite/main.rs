@@ -1,5 +1,8 @@
 //! The integration tests, in one binary so that the crate is linked once.
 
+mod cli;
+mod config;
 mod golden;
 mod invariants;
+mod learning;
 mod size;

@@ -1,0 +1,50 @@
+//! The documented defaults are the built-in ones.
+
+use std::fs;
+use std::path::Path;
+
+use pointsman::config::{Config, LearnerConfig, LearningRate};
+use pointsman::hpg::gradient::Baseline;
+
+fn default_toml() -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("config/default.toml")).unwrap()
+}
+
+#[test]
+fn default_toml_equals_the_built_in_defaults() {
+    assert_eq!(toml::from_str::<Config>(&default_toml()).unwrap(), Config::default());
+}
+
+/// Also with its optional keys, which are there as comments, uncommented.
+#[test]
+fn default_toml_documents_every_key_and_only_those() {
+    let learner = LearnerConfig {
+        fixed_model: Some(String::new()),
+        tau: Some(1.0),
+        beta: Some(1.0),
+        eta: Some(1.0),
+        rank: Some(1),
+        batch: Some(1),
+        learning_rate: Some(LearningRate::Constant),
+        horizon: Some(1),
+        intrinsic_rank: Some(1),
+        half_life: Some(1.0),
+        baseline: Some(Baseline::Mean),
+        ..LearnerConfig::default()
+    };
+    let complete = toml::Table::try_from(Config { learner }).unwrap();
+    let optional_key = |line: &str| {
+        let text = line.strip_prefix("# ")?;
+        let (key, _) = text.split_once(" = ")?;
+        key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_').then(|| text.to_owned())
+    };
+    let uncommented: String =
+        default_toml().lines().map(|line| optional_key(line).unwrap_or_else(|| line.to_owned()) + "\n").collect();
+    let documented: toml::Table = uncommented.parse().unwrap();
+    for (section, keys) in &complete {
+        let names = |table: &toml::Value| table.as_table().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(keys), names(&documented[section]), "[{section}]");
+    }
+    assert_eq!(complete.keys().collect::<Vec<_>>(), documented.keys().collect::<Vec<_>>());
+    documented.try_into::<Config>().expect("every documented value is a valid one");
+}

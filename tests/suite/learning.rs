@@ -1,0 +1,154 @@
+//! Does it learn? Whole runs in simulated worlds, measured against the truth; seeds are fixed, so are the figures.
+
+use pointsman::config::{Algorithm, LearnerConfig, Preset};
+use pointsman::hpg::gradient::Estimator;
+use pointsman::learner::Trainer;
+use pointsman::simulate::World;
+use pointsman::simulate::history::History;
+use pointsman::simulate::items::{Items, ItemsSpec};
+use pointsman::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
+use pointsman::simulate::queries::Shape;
+use pointsman::simulate::run::{Plan, run};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::size::sized;
+
+const ROUNDS: u64 = 40_000;
+
+/// The instance of the README's table.
+fn power_law(seed: u64) -> Box<dyn World> {
+    let spec = LogQuadraticSpec { dim: 64, models: 8, intrinsic_rank: 2, signal: 0.25, shape: Shape::PowerLaw, seed };
+    Box::new(LogQuadratic::new(spec))
+}
+
+fn plan(seed: u64) -> Plan {
+    Plan { rounds: ROUNDS, delay: 0, refresh: 1, lost: 0.0, switch_at: None, seed }
+}
+
+fn learner(change: impl FnOnce(&mut LearnerConfig)) -> LearnerConfig {
+    let models = (1..=8).map(|m| format!("model-{m}")).collect();
+    let mut config = LearnerConfig { dim: 64, models, ..LearnerConfig::default() };
+    change(&mut config);
+    config
+}
+
+/// Share of the gap closed over the whole run and in its last tenth.
+fn gap_closed(mut world: Box<dyn World>, config: &LearnerConfig, plan: &Plan) -> (f64, f64) {
+    let mut trainer = Trainer::new(config.check().unwrap());
+    let mut history = History::new(plan.rounds, 200, 1.0);
+    run(&mut *world, &mut trainer, plan, &mut history, |_| ()).unwrap();
+    let closed = |share: f64| {
+        let summary = history.summary(share);
+        summary.gap_closed(summary.policy)
+    };
+    (closed(1.0), closed(0.1))
+}
+
+/// Mean over seeds 1 to `seeds`, on both cores.
+fn mean_gap_closed(seeds: u64, config: &LearnerConfig, plan: impl Fn(u64) -> Plan + Sync) -> (f64, f64) {
+    let closed: Vec<(f64, f64)> = std::thread::scope(|scope| {
+        let start = |seed| {
+            let plan = &plan;
+            scope.spawn(move || gap_closed(power_law(seed), config, &plan(seed)))
+        };
+        let threads: Vec<_> = (1..=seeds).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mean = |of: fn(&(f64, f64)) -> f64| closed.iter().map(of).sum::<f64>() / closed.len() as f64;
+    (mean(|c| c.0), mean(|c| c.1))
+}
+
+#[test]
+fn practical_hpg_closes_most_of_the_gap_and_theory_little() {
+    let (online, last) = mean_gap_closed(sized(5, 20) as u64, &learner(|_| ()), plan);
+    println!("practical: {:.1}% of the gap online, {:.1}% in the last tenth", 100.0 * online, 100.0 * last);
+    assert!(online >= 0.60 && last >= 0.68, "{online} {last}");
+    let theory = learner(|c| {
+        (c.preset, c.intrinsic_rank, c.horizon) = (Preset::Theory, Some(2), Some(ROUNDS));
+    });
+    let (online, last) = mean_gap_closed(sized(2, 10) as u64, &theory, plan);
+    println!("theory: {:.1}% of the gap online, {:.1}% in the last tenth", 100.0 * online, 100.0 * last);
+    assert!(online <= 0.10 && last <= 0.25, "{online} {last}");
+}
+
+#[test]
+fn parameter_free_hpg_finds_the_scale_itself() {
+    let config = learner(|c| c.algorithm = Algorithm::HpgParameterFree);
+    let (online, last) = mean_gap_closed(sized(2, 10) as u64, &config, plan);
+    assert!(online >= 0.35 && last >= 0.5, "{online} {last}");
+}
+
+#[test]
+fn learns_from_late_lost_and_stale_feedback_with_both_estimators() {
+    let late = |seed| Plan { delay: 1000, refresh: 1000, lost: 0.2, ..plan(seed) };
+    for estimator in [Estimator::Logged, Estimator::Importance] {
+        let config = learner(|c| (c.estimator, c.exploration_floor) = (estimator, 0.05));
+        let (online, last) = mean_gap_closed(2, &config, late);
+        assert!(online >= 0.45 && last >= 0.55, "{estimator:?} {online} {last}");
+    }
+}
+
+#[test]
+fn forgetting_pays_after_a_switch() {
+    let switched = |seed| Plan { switch_at: Some(ROUNDS / 2), ..plan(seed) };
+    let (_, kept) = mean_gap_closed(2, &learner(|_| ()), switched);
+    let (_, forgot) = mean_gap_closed(2, &learner(|c| c.half_life = Some(20_000.0)), switched);
+    assert!(forgot > kept + 0.03, "{forgot} {kept}");
+}
+
+#[test]
+fn those_who_learn_nothing_close_nothing() {
+    let (online, _) = gap_closed(power_law(1), &learner(|c| c.algorithm = Algorithm::Uniform), &plan(1));
+    assert!(online <= 0.0, "{online}");
+    let fixed = learner(|c| {
+        (c.algorithm, c.fixed_model) = (Algorithm::Fixed, Some("model-3".to_owned()));
+    });
+    let (online, _) = gap_closed(power_law(1), &fixed, &plan(1));
+    assert!(online <= 0.0, "{online}");
+}
+
+#[test]
+fn batches_learn_alike() {
+    let short = |seed| Plan { rounds: 10_000, ..plan(seed) };
+    let one = gap_closed(power_law(1), &learner(|_| ()), &short(1)).1;
+    let batched = gap_closed(power_law(1), &learner(|c| c.batch = Some(16)), &short(1)).1;
+    assert!((one - batched).abs() < 0.1, "{one} {batched}");
+}
+
+#[test]
+fn worlds_are_the_same_everywhere() {
+    let digest = |world: &mut dyn World| {
+        let mut bytes = Vec::new();
+        for round in 0..50 {
+            if round == 25 {
+                world.switch();
+            }
+            let query = world.next_query();
+            let numbers = query.as_slice().iter().copied().chain(world.expected_rewards(&query));
+            bytes.extend(numbers.flat_map(|x| x.to_bits().to_le_bytes()));
+        }
+        xxh3_64(&bytes)
+    };
+    let shapes = [Shape::PowerLaw, Shape::Isotropic, Shape::Clustered];
+    let digests = shapes.map(|shape| {
+        let quadratic = LogQuadraticSpec { dim: 16, models: 3, intrinsic_rank: 2, signal: 0.25, shape, seed: 7 };
+        let items = ItemsSpec {
+            dim: 16,
+            models: 3,
+            intrinsic_rank: 2,
+            items: 20,
+            temperature: 0.05,
+            misspecification: 0.05,
+            signal: 0.25,
+            shape,
+            seed: 7,
+        };
+        [digest(&mut LogQuadratic::new(quadratic)), digest(&mut Items::new(items))]
+    });
+    let expected = [
+        [13915948750631757145, 16444562956760350688],
+        [8322045720940201999, 4951431309549861335],
+        [5374168627550845544, 13291181405312423692],
+    ];
+    assert_eq!(digests, expected);
+}
