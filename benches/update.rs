@@ -22,7 +22,7 @@ fn main() {
     let columns = columns.map(Column::right).into_iter().collect();
     let mut table = Table { columns, rows: Vec::new(), note: None };
     for (dim, models, rank) in SIZES {
-        let examples = examples(dim, models, 400);
+        let examples = examples(dim, models, 2000);
         let seconds = [Mode::Exact, Mode::Explicit, Mode::Factored].map(|mode| {
             let seconds = measure(mode, rank, &examples);
             eprintln!("d={dim} M={models} k={rank} {mode}: {seconds:.3e} s");
@@ -36,12 +36,16 @@ fn main() {
                 mode.to_string(),
                 format!("{:.1} us", 1e6 * time),
                 format!("{:.0}", 1.0 / time),
-                format!("{:.1}", seconds[0].1 / time),
-                format!("{:.1}", seconds[1].1 / time),
+                ratio(seconds[0].1 / time),
+                ratio(seconds[1].1 / time),
             ]);
         }
     }
     println!("{}", table.text());
+}
+
+fn ratio(x: f64) -> String {
+    if x < 10.0 { format!("{x:.3}") } else { format!("{x:.0}") }
 }
 
 /// Examples as a router that still plays uniformly logs them.

@@ -1,4 +1,55 @@
 //! Pointsman learns online, from the events you already log, which embedding model should answer each query.
+//!
+//! # The map
+//!
+//! The core is pure: no clock, no randomness of its own, no I/O. Time, draws and bytes come in as arguments, results go
+//! out as values, so it cannot fail for outside reasons.
+//!
+//! - [`event`]: what flows through: names, unit queries, examples. A value of these types is already checked.
+//! - [`config`]: keys as written, and the checked settings that they come to.
+//! - [`hpg`]: the paper's mathematics, with its notation table.
+//! - [`policy`]: what it is compared with.
+//! - [`learner`]: the [`Learner`](learner::Learner) trait of all algorithms, and the [`Trainer`](learner::Trainer)
+//!   that owns one with all that they share.
+//! - [`router`]: parameters and a query in, a distribution over models out.
+//! - [`wire`]: versioned formats of what leaves the process.
+//! - [`simulate`]: worlds that know the truth.
+//!
+//! The edges, behind the feature `daemon`: `cli` (the program's commands) and `report` (tables, plots, the HTML page).
+//! The core never reaches for an edge; `cargo check --lib --no-default-features` fails when it does.
+//!
+//! # Invariants
+//!
+//! - Parameters are finite, of rank at most k, of nuclear norm at most tau, with orthonormal eigenvectors; probabilities
+//!   are positive and sum to 1.
+//! - A learner's state is all in what [`Trainer::save`](learner::Trainer::save) returns: restored, it goes on bit for bit.
+//! - Same examples, same configuration, same binary and CPU type: same bits.
+//!
+//! # In one process
+//!
+//! ```
+//! use pointsman::config::LearnerConfig;
+//! use pointsman::event::{Example, Query};
+//! use pointsman::learner::Trainer;
+//!
+//! let models = vec!["minilm".to_owned(), "bge".to_owned()];
+//! let spec = LearnerConfig { dim: 3, models, ..LearnerConfig::default() }.check()?;
+//! let mut trainer = Trainer::new(spec);
+//!
+//! let query = Query::from_f32(&[0.2, -0.5, 0.1])?;
+//! let decision = trainer.decide(&query)?;
+//! let reward = if decision.model == 1 { 1.0 } else { 0.0 };
+//! let distribution = decision.distribution;
+//! trainer.learn(Example::new(query, decision.model, distribution.propensities, None, reward)?)?;
+//! assert_eq!(trainer.version(), 1);
+//!
+//! let saved = trainer.save();
+//! let restored = Trainer::restore(trainer.spec().clone(), &saved)?;
+//! assert_eq!(restored.save(), saved);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![warn(missing_docs)]
 
 #[cfg(feature = "daemon")]
 pub mod cli;

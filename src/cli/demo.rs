@@ -77,7 +77,7 @@ pub struct Args {
     /// Number of instances, each with its own seed; the table then shows mean and standard deviation
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: u64,
-    /// Who learns: `configured` is the [learner] of the configuration
+    /// Who learns: `configured` is what the configuration says
     #[arg(long, value_enum, value_delimiter = ',', default_value = "configured")]
     learners: Vec<Contestant>,
     /// Directory for the HTML report
@@ -118,7 +118,7 @@ enum ShapeKind {
 /// Who learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Contestant {
-    /// The [learner] section of the configuration: HPG with practical parameters, unless configured otherwise
+    /// What the configuration says: HPG with practical parameters, unless configured otherwise
     Configured,
     /// HPG with the parameters of the paper's theorem
     Theory,

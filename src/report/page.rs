@@ -116,6 +116,7 @@ dt{font-size:.8125rem;color:var(--soft)}
 dd{margin:0;overflow-wrap:anywhere;font-variant-numeric:tabular-nums}
 .table{overflow-x:auto;margin:1.25rem 0 .75rem}
 table{border-collapse:collapse;width:100%;font-size:.9375rem;font-variant-numeric:tabular-nums}
+td:not(.num){white-space:nowrap}
 th,td{text-align:left;vertical-align:baseline;padding:.4rem 1.25rem .4rem 0;border-bottom:1px solid var(--rule)}
 th{font-weight:600;color:var(--soft);border-bottom-color:var(--axis);white-space:nowrap}
 th:last-child,td:last-child{padding-right:0}

@@ -1,7 +1,7 @@
 //! Routing parameters as a safetensors file: one message of the compacted topic, readable in any language.
 //!
-//! Metadata are strings; tensors are f32: `<model>.eigenvalues` [k], `<model>.eigenvectors` [k, dim],
-//! `<model>.linear` [dim], `<model>.bias` [1]. What is absent is zero.
+//! Metadata are strings; tensors are f32: `<model>.eigenvalues` of shape k, `<model>.eigenvectors` k x dim,
+//! `<model>.linear` dim, `<model>.bias` 1. What is absent is zero.
 
 use std::collections::HashMap;
 
