@@ -56,6 +56,7 @@ pub mod cli;
 pub mod config;
 pub mod event;
 pub mod hpg;
+pub mod joiner;
 pub mod learner;
 pub mod policy;
 #[cfg(feature = "daemon")]

@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = ShapeKind::PowerLaw)]
     queries: ShapeKind,
     /// The paper's s: the rank of the models' kernels
-    #[arg(long, default_value_t = 2, value_parser = positive)]
+    #[arg(long, default_value_t = 3, value_parser = positive)]
     intrinsic_rank: usize,
     /// Standard deviation of expected rewards over queries and models
     #[arg(long, default_value_t = 0.25, value_parser = positive_number)]

@@ -1,7 +1,7 @@
 //! The instance that the policy class fits exactly.
 //!
 //! ```text
-//! R_m(q) = clip(0.5 + q'W*_m q, 0, 1)         W*_m = sum_i v_i v_i' - c_m sum_j u_j u_j',  s random directions each
+//! R_m(q) = clip(0.5 + q'W*_m q, 0, 1)         W*_m = sum_i u_i u_i' - c_m sum_j v_j v_j',  s random directions each
 //! ```
 //!
 //! c_m balances the two halves over the query distribution: no model is better than another on the whole, and all that
@@ -118,7 +118,7 @@ fn draw_truth(spec: &LogQuadraticSpec, queries: &Queries, period: u64) -> Vec<Tr
     let rank = 2 * spec.intrinsic_rank;
     let mut truth: Vec<Truth> = (0..spec.models)
         .map(|_| Truth {
-            values: (0..rank).map(|i| if i < spec.intrinsic_rank { 1.0 } else { -1.0 }).collect(),
+            values: (0..rank).map(|i| if i % 2 == 0 { 1.0 } else { -1.0 }).collect(),
             vectors: (0..rank).map(|_| random_direction(spec.dim, &mut generator)).collect(),
         })
         .collect();
