@@ -3,7 +3,7 @@
 //! `config/default.toml` documents every key. Unknown keys are errors. An error names the key, its value and what is
 //! allowed. Where files, environment and command line are read is an edge (`cli::settings`), not here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,7 @@ use crate::event::Name;
 use crate::hpg::gradient::{Baseline, Estimator};
 use crate::hpg::projection::Ball;
 use crate::hpg::schedule::Rate;
+use crate::joiner::{Aggregate, JoinSpec, OnMissing};
 
 /// All of the configuration, as written.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -20,6 +21,155 @@ use crate::hpg::schedule::Rate;
 pub struct Config {
     /// What is learned, and how.
     pub learner: LearnerConfig,
+    /// What `[learner]` keys are in single spaces, by the space's name.
+    pub spaces: BTreeMap<String, serde_json::Map<String, serde_json::Value>>,
+    /// How events are read.
+    pub events: EventsConfig,
+    /// How queries and rewards are matched.
+    pub join: JoinConfig,
+    /// What rewards mean.
+    pub reward: RewardConfig,
+}
+
+/// `[events]`, as written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EventsConfig {
+    /// Most bytes of one event.
+    pub bytes_max: usize,
+    /// Where an event's fields are.
+    pub fields: Fields,
+}
+
+impl Default for EventsConfig {
+    fn default() -> Self {
+        Self { bytes_max: 1 << 20, fields: Fields::default() }
+    }
+}
+
+/// `[events.fields]`: JSON pointers to the fields of events.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "each is where the event's field of that name is")]
+pub struct Fields {
+    pub request_id: String,
+    pub space: String,
+    pub ts_ms: String,
+    pub query: String,
+    pub model: String,
+    pub propensities: String,
+    pub propensity: String,
+    pub policy: String,
+    pub reward: String,
+    pub event_id: String,
+}
+
+impl Default for Fields {
+    fn default() -> Self {
+        Self {
+            request_id: "/request_id".to_owned(),
+            space: "/space".to_owned(),
+            ts_ms: "/ts_ms".to_owned(),
+            query: "/query".to_owned(),
+            model: "/model".to_owned(),
+            propensities: "/propensities".to_owned(),
+            propensity: "/propensity".to_owned(),
+            policy: "/policy".to_owned(),
+            reward: "/reward".to_owned(),
+            event_id: "/event_id".to_owned(),
+        }
+    }
+}
+
+/// `[join]`, as written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct JoinConfig {
+    /// How long after its query a reward counts.
+    pub window_ms: u64,
+    /// How long before its query a reward counts.
+    pub early_ms: u64,
+    /// How long finished requests are remembered.
+    pub remember_ms: Option<u64>,
+    /// What a query without reward becomes.
+    pub on_missing: Missing,
+    /// The reward it gets then.
+    pub default_reward: f64,
+    /// How several rewards become one.
+    pub aggregate: Aggregate,
+    /// How far a file may be out of order.
+    pub reorder_ms: u64,
+    /// Most requests that wait, in one space.
+    pub pending_max: usize,
+    /// Most memory that they take.
+    pub pending_bytes_max: usize,
+    /// Most finished requests that are remembered.
+    pub remembered_max: usize,
+}
+
+impl Default for JoinConfig {
+    fn default() -> Self {
+        Self {
+            window_ms: 600_000,
+            early_ms: 120_000,
+            remember_ms: None,
+            on_missing: Missing::Drop,
+            default_reward: 0.0,
+            aggregate: Aggregate::First,
+            reorder_ms: 10_000,
+            pending_max: 1_000_000,
+            pending_bytes_max: 4 << 30,
+            remembered_max: 4_000_000,
+        }
+    }
+}
+
+/// `join.on_missing`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Missing {
+    /// It is dropped.
+    Drop,
+    /// It is learned with `default_reward`.
+    Default,
+}
+
+/// `[reward]`, as written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RewardConfig {
+    /// What is mapped to 0 and to 1.
+    pub range: [f64; 2],
+    /// What happens to rewards outside of it.
+    pub out_of_range: OutOfRange,
+}
+
+impl Default for RewardConfig {
+    fn default() -> Self {
+        Self { range: [0.0, 1.0], out_of_range: OutOfRange::Clip }
+    }
+}
+
+/// `reward.out_of_range`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OutOfRange {
+    /// The nearest end is taken.
+    Clip,
+    /// The event is a dead letter.
+    Reject,
+}
+
+/// `learner.missing_propensities`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MissingPropensities {
+    /// The event is a dead letter.
+    Reject,
+    /// All models that are not known of had the same probability.
+    Uniform,
+    /// The policy at the time of learning is assumed.
+    Current,
 }
 
 /// `[learner]`, as written.
@@ -62,8 +212,12 @@ pub struct LearnerConfig {
     pub weight_cap: f64,
     /// What is taken off the rewards.
     pub baseline: Option<Baseline>,
+    /// What is assumed of events without propensities.
+    pub missing_propensities: MissingPropensities,
     /// Share of uniform exploration mixed into the policy.
     pub exploration_floor: f64,
+    /// Most spaces that are created on first sight.
+    pub spaces_max: usize,
     /// Seed of every random draw.
     pub seed: u64,
 }
@@ -89,7 +243,9 @@ impl Default for LearnerConfig {
             estimator: Estimator::Logged,
             weight_cap: 10.0,
             baseline: None,
+            missing_propensities: MissingPropensities::Reject,
             exploration_floor: 0.0,
+            spaces_max: 1000,
             seed: 1,
         }
     }
@@ -168,6 +324,54 @@ pub struct BadSetting {
     pub allowed: String,
 }
 
+/// All of the configuration, checked.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Settings {
+    /// The learner of spaces that are not listed.
+    pub learner: Spec,
+    /// The learners of those that are.
+    pub spaces: BTreeMap<Name, Spec>,
+    /// Most spaces, listed ones included.
+    pub spaces_max: usize,
+    /// What is assumed of events without propensities.
+    pub missing_propensities: MissingPropensities,
+    /// How events are read.
+    pub events: EventsSpec,
+    /// What rewards mean.
+    pub reward: RewardSpec,
+    /// How queries and rewards are matched.
+    pub join: JoinSpec,
+    /// How far a file may be out of order.
+    pub reorder_ms: u64,
+}
+
+/// How events are read, checked.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EventsSpec {
+    /// Most bytes of one event.
+    pub bytes_max: usize,
+    /// Valid JSON pointers.
+    pub fields: Fields,
+}
+
+/// What rewards mean, checked.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct RewardSpec {
+    /// What is mapped to 0.
+    pub low: f64,
+    /// What is mapped to 1.
+    pub high: f64,
+    /// Whether rewards outside are dead letters.
+    pub reject: bool,
+}
+
+impl RewardSpec {
+    /// A logged reward on the scale of 0..1, clipped.
+    pub fn unit(&self, reward: f64) -> f64 {
+        ((reward - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+    }
+}
+
 /// What a learner is made from: checked, complete, presets resolved.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Spec {
@@ -227,6 +431,95 @@ impl Spec {
             Method::Uniform => "uniform",
             Method::Fixed(_) => "fixed",
         }
+    }
+}
+
+impl Config {
+    /// Checks every key.
+    pub fn check(&self) -> Result<Settings, BadSetting> {
+        within("learner.spaces_max", self.learner.spaces_max, 1, 1_000_000)?;
+        Ok(Settings {
+            learner: self.learner.check()?,
+            spaces: self.spaces.iter().map(|(name, keys)| self.check_space(name, keys)).collect::<Result<_, _>>()?,
+            spaces_max: self.learner.spaces_max,
+            missing_propensities: self.learner.missing_propensities,
+            events: self.events.check()?,
+            reward: self.reward.check()?,
+            join: self.join.check()?,
+            reorder_ms: self.join.reorder_ms,
+        })
+    }
+
+    fn check_space(
+        &self,
+        name: &str,
+        keys: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<(Name, Spec), BadSetting> {
+        let refused = |problem: String| bad("spaces", name, problem);
+        let mut all = serde_json::to_value(&self.learner).map_err(|e| refused(e.to_string()))?;
+        if let Some(learner) = all.as_object_mut() {
+            learner.extend(keys.clone());
+        }
+        let learner: LearnerConfig = serde_json::from_value(all).map_err(|e| refused(e.to_string()))?;
+        let spec = learner.check().map_err(|e| refused(format!("in this space, {e}")))?;
+        Ok((Name::try_from(name).map_err(|e| refused(e.to_string()))?, spec))
+    }
+}
+
+impl EventsConfig {
+    /// Checks `[events]`.
+    pub fn check(&self) -> Result<EventsSpec, BadSetting> {
+        within("events.bytes_max", self.bytes_max, 64, 1 << 30)?;
+        let f = &self.fields;
+        let pointers = [
+            ("events.fields.request_id", &f.request_id),
+            ("events.fields.space", &f.space),
+            ("events.fields.ts_ms", &f.ts_ms),
+            ("events.fields.query", &f.query),
+            ("events.fields.model", &f.model),
+            ("events.fields.propensities", &f.propensities),
+            ("events.fields.propensity", &f.propensity),
+            ("events.fields.policy", &f.policy),
+            ("events.fields.reward", &f.reward),
+            ("events.fields.event_id", &f.event_id),
+        ];
+        match pointers.into_iter().find(|(_, pointer)| !pointer.starts_with('/')) {
+            Some((key, pointer)) => Err(bad(key, pointer, "must be a JSON pointer, such as /meta/id")),
+            None => Ok(EventsSpec { bytes_max: self.bytes_max, fields: self.fields.clone() }),
+        }
+    }
+}
+
+impl RewardConfig {
+    /// Checks `[reward]`.
+    pub fn check(&self) -> Result<RewardSpec, BadSetting> {
+        let [low, high] = self.range;
+        if !(low < high && (high - low).is_finite()) {
+            return Err(bad("reward.range", format!("[{low}, {high}]"), "must be two finite numbers, the lower first"));
+        }
+        Ok(RewardSpec { low, high, reject: self.out_of_range == OutOfRange::Reject })
+    }
+}
+
+impl JoinConfig {
+    /// Checks `[join]`.
+    pub fn check(&self) -> Result<JoinSpec, BadSetting> {
+        within("join.pending_max", self.pending_max, 1, usize::MAX)?;
+        within("join.pending_bytes_max", self.pending_bytes_max, 1 << 16, usize::MAX)?;
+        within("join.default_reward", self.default_reward, f64::MIN, f64::MAX)?;
+        Ok(JoinSpec {
+            window_ms: self.window_ms,
+            early_ms: self.early_ms,
+            remember_ms: self.remember_ms.unwrap_or(self.window_ms.saturating_add(self.early_ms)),
+            on_missing: match self.on_missing {
+                Missing::Drop => OnMissing::Drop,
+                Missing::Default => OnMissing::Default(self.default_reward),
+            },
+            aggregate: self.aggregate,
+            pending_max: self.pending_max,
+            pending_bytes_max: self.pending_bytes_max,
+            remembered_max: self.remembered_max,
+        })
     }
 }
 

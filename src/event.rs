@@ -19,6 +19,11 @@ pub struct Name(String);
 pub struct BadName(pub String);
 
 impl Name {
+    /// The space of events that name none.
+    pub fn default_space() -> Self {
+        Self("default".to_owned())
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0

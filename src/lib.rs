@@ -54,13 +54,17 @@
 #[cfg(feature = "daemon")]
 pub mod cli;
 pub mod config;
+pub mod engine;
 pub mod event;
 pub mod hpg;
 pub mod joiner;
 pub mod learner;
+pub mod merge;
 pub mod policy;
 #[cfg(feature = "daemon")]
 pub mod report;
 pub mod router;
 pub mod simulate;
+#[cfg(feature = "daemon")]
+pub mod transport;
 pub mod wire;

@@ -4,7 +4,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use super::Failure;
-use crate::config::{Config, Spec};
+use crate::config::{Config, Settings};
 
 /// Validate the configuration and print what it comes to, presets resolved
 #[derive(Debug, clap::Args)]
@@ -18,25 +18,20 @@ pub struct Args {
 #[derive(Serialize)]
 struct Checked<'a> {
     config: &'a Config,
-    resolved: Resolved<'a>,
-}
-
-#[derive(Serialize)]
-struct Resolved<'a> {
-    learner: &'a Spec,
+    resolved: &'a Settings,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
-    let spec = config.learner.check().map_err(|e| Failure::Usage(e.into()))?;
-    let resolved = Resolved { learner: &spec };
+    let resolved = config.check().map_err(|e| Failure::Usage(e.into()))?;
     if args.json {
-        let checked = serde_json::to_string(&Checked { config, resolved }).context("cannot print the configuration")?;
+        let checked = serde_json::to_string(&Checked { config, resolved: &resolved })
+            .context("cannot print the configuration")?;
         println!("{checked}");
         return Ok(());
     }
     let written = toml::to_string(config).context("cannot print the configuration")?;
-    let resolved = toml::to_string(&resolved).context("cannot print the resolved learner")?;
+    let resolved = toml::to_string(&resolved).context("cannot print the resolved configuration")?;
     println!("# Keys as configured\n{written}\n# What they come to, presets resolved\n{}", commented(&resolved));
     Ok(())
 }

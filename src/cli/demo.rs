@@ -45,10 +45,10 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = ShapeKind::PowerLaw)]
     queries: ShapeKind,
     /// The paper's s: the rank of the models' kernels
-    #[arg(long, default_value_t = 3, value_parser = positive)]
+    #[arg(long, default_value_t = 2, value_parser = positive)]
     intrinsic_rank: usize,
     /// Standard deviation of expected rewards over queries and models
-    #[arg(long, default_value_t = 0.25, value_parser = positive_number)]
+    #[arg(long, default_value_t = 0.3, value_parser = positive_number)]
     signal: f64,
     /// Number of items (--world items)
     #[arg(long, default_value_t = 100, value_parser = positive)]
@@ -153,7 +153,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     }
     let outcomes = run_all(args, &specs, &jobs)?;
     let rows = rows(args, &specs, &outcomes);
-    let path = write_report(args, &specs, &rows, &outcomes)?;
+    let path = super::write_page(&args.report, "demo.html", &page(args, &specs, &rows, &outcomes))?;
     if args.json {
         println!("{}", to_json(args, &specs, &rows, &path));
     } else {
@@ -425,14 +425,6 @@ impl<T: ValueEnum> ValueName for T {
     fn name(&self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
-}
-
-fn write_report(args: &Args, specs: &[(String, Spec)], rows: &[Row], outcomes: &[Outcome]) -> anyhow::Result<PathBuf> {
-    let path = args.report.join("demo.html");
-    std::fs::create_dir_all(&args.report).with_context(|| format!("cannot create {}", args.report.display()))?;
-    std::fs::write(&path, page(args, specs, rows, outcomes).render())
-        .with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(path)
 }
 
 /// The curves are those of the first run; the table has all.

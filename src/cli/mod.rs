@@ -3,11 +3,15 @@
 mod check_config;
 mod demo;
 mod progress;
+mod replay;
 mod settings;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
+
+use crate::report::Page;
 
 /// Learns online, from the events you already log, which embedding model should answer each query.
 #[derive(Debug, Parser)]
@@ -38,6 +42,7 @@ struct Common {
 #[derive(Debug, Subcommand)]
 enum Command {
     Demo(Box<demo::Args>),
+    Replay(replay::Args),
     CheckConfig(check_config::Args),
 }
 
@@ -62,7 +67,16 @@ impl Cli {
         let config = settings::load(self.common.config.as_deref(), &self.common.set, std::env::vars())?;
         match self.command {
             Command::Demo(args) => demo::run(&args, &config),
+            Command::Replay(args) => replay::run(&args, &config),
             Command::CheckConfig(args) => check_config::run(&args, &config),
         }
     }
+}
+
+/// Writes a page into a directory, which is made if need be.
+fn write_page(directory: &Path, name: &str, page: &Page) -> anyhow::Result<PathBuf> {
+    let path = directory.join(name);
+    std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    std::fs::write(&path, page.render()).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
 }

@@ -109,7 +109,7 @@ impl Router {
 fn params(trainer: &Trainer) -> Params {
     let spec = trainer.spec();
     Params {
-        space: Name::try_from("default").expect("a name"),
+        space: Name::default_space(),
         epoch: 0,
         version: trainer.version(),
         revision: 0,

@@ -1,4 +1,5 @@
 //! Versioned formats of what leaves the process. Domain types know nothing of them.
 
 pub mod envelope;
+pub mod events;
 pub mod params;

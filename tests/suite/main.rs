@@ -5,4 +5,5 @@ mod config;
 mod golden;
 mod invariants;
 mod learning;
+mod replay;
 mod size;

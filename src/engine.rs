@@ -1,0 +1,528 @@
+//! The one owner of a lane: joins, learners, counts. Events in, effects out.
+//!
+//! [`Engine::step`] is pure: it reads no clock and does no I/O. Whoever drives it (replay, daemon, tests) brings inputs in
+//! the order of [`Input::key`] and carries the effects out. Every event ends in exactly one count, so that counts
+//! balance after every step:
+//!
+//! ```text
+//! queries read = dead_lettered + duplicate + late + joined + expired + evicted + pending
+//! rewards read = dead_lettered + used + duplicate + late + orphaned + evicted + pending
+//! ```
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::config::{MissingPropensities, Settings, Spec};
+use crate::event::{Example, Name, Query};
+use crate::hpg::spectra::Eigen;
+use crate::joiner::{JoinCounts, Joined, Joiner, Payload, QueryCounts, RewardCounts};
+use crate::learner::Trainer;
+use crate::wire::events::{Bad, Parser, Propensities, QueryEvent, RewardEvent};
+
+/// Which input an event came in by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Side {
+    /// Query events.
+    Query,
+    /// Reward events.
+    Reward,
+}
+
+/// One event, read but not yet learned from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Input {
+    side: Side,
+    bytes: Vec<u8>,
+    event: Result<Event, Bad>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Event {
+    Query(QueryEvent),
+    Reward(RewardEvent),
+}
+
+/// What events are ordered by: time, queries before rewards, space, request id, bytes.
+pub type Key<'a> = (i64, Side, &'a Name, &'a str, &'a [u8]);
+
+impl Input {
+    /// Reads an event; a bad one becomes an input too, so that it is counted.
+    pub fn parse(parser: &Parser, side: Side, bytes: Vec<u8>) -> Self {
+        let event = match side {
+            Side::Query => parser.query(&bytes).map(Event::Query),
+            Side::Reward => parser.reward(&bytes).map(Event::Reward),
+        };
+        Self { side, bytes, event }
+    }
+
+    /// An event that was too large to be read: its first bytes, and how many it has.
+    pub fn oversized(side: Side, start: Vec<u8>, bytes: usize, most: usize) -> Self {
+        Self { side, bytes: start, event: Err(Bad::Oversized { bytes, most }) }
+    }
+
+    /// What it is ordered by; a bad event has no time and goes when it is met.
+    pub fn key(&self) -> Option<Key<'_>> {
+        match &self.event {
+            Ok(Event::Query(event)) => Some((event.ts_ms, self.side, &event.space, &event.request_id, &self.bytes)),
+            Ok(Event::Reward(event)) => Some((event.ts_ms, self.side, &event.space, &event.request_id, &self.bytes)),
+            Err(_) => None,
+        }
+    }
+}
+
+/// What a step asks the outside to do, and what it did.
+#[derive(Debug, Default, PartialEq)]
+pub struct Effects {
+    /// The event, if it was bad: to be kept with its reason.
+    pub dead_letter: Option<DeadLetter>,
+    /// Examples that were learned from, in order.
+    pub applied: Vec<Applied>,
+}
+
+/// A bad event.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeadLetter {
+    /// Where it came in.
+    pub side: Side,
+    /// Its original bytes; only the first of them if it was too large.
+    pub bytes: Vec<u8>,
+    /// What was wrong.
+    pub bad: Bad,
+}
+
+/// An example that was learned from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Applied {
+    /// Its space.
+    pub space: Name,
+    /// Its request.
+    pub request_id: String,
+    /// Index of the model that was chosen.
+    pub model: usize,
+    /// The reward, on the scale of 0..1.
+    pub reward: f64,
+}
+
+/// What a query carries through the join.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Decision {
+    query: Vec<f32>,
+    model: u16,
+    propensities: Known,
+    policy: Option<Vec<f64>>,
+}
+
+/// What is known of the distribution, over the space's models.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+enum Known {
+    Full(Vec<f64>),
+    Chosen(f64),
+    Nothing,
+}
+
+impl Payload for Decision {
+    fn bytes(&self) -> usize {
+        let full = if let Known::Full(p) = &self.propensities { p.len() } else { 0 };
+        let numbers = full + self.policy.as_ref().map_or(0, Vec::len);
+        size_of::<Self>() + 4 * self.query.len() + 8 * numbers
+    }
+}
+
+/// All counts of a lane, or of one space.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Bad query events.
+    pub queries_dead: u64,
+    /// Bad reward events.
+    pub rewards_dead: u64,
+    /// What the joins made of the good ones.
+    pub join: JoinCounts,
+    /// Examples learned from, defaulted ones included.
+    pub applied: u64,
+}
+
+impl Counts {
+    /// Query events read.
+    pub fn queries(&self) -> u64 {
+        self.queries_dead + self.join.queries.read
+    }
+
+    /// Reward events read.
+    pub fn rewards(&self) -> u64 {
+        self.rewards_dead + self.join.rewards.read
+    }
+}
+
+/// A lane.
+pub struct Engine {
+    settings: Settings,
+    spaces: BTreeMap<Name, Space>,
+    queries_dead: u64,
+    rewards_dead: u64,
+}
+
+struct Space {
+    trainer: Trainer,
+    joiner: Joiner<Decision>,
+    applied: u64,
+    reward_sum: f64,
+}
+
+/// One space, as seen from outside.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SpaceView {
+    /// Its name.
+    pub name: Name,
+    /// Names of its models.
+    pub models: Vec<Name>,
+    /// Examples in applied batches.
+    pub version: u64,
+    /// What became of its events.
+    pub counts: Counts,
+    /// Mean of the rewards learned from.
+    pub mean_reward: f64,
+    /// Its parameters, where the algorithm has some.
+    pub eigens: Vec<Eigen>,
+}
+
+impl Engine {
+    /// A lane that has not seen anything.
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, spaces: BTreeMap::new(), queries_dead: 0, rewards_dead: 0 }
+    }
+
+    /// Takes one event.
+    pub fn step(&mut self, input: Input) -> Effects {
+        let Input { side, bytes, event } = input;
+        let mut effects = Effects::default();
+        let taken = match event {
+            Ok(Event::Query(event)) => self.query(event, &mut effects.applied),
+            Ok(Event::Reward(event)) => self.reward(event, &mut effects.applied),
+            Err(bad) => Err(bad),
+        };
+        if let Err(bad) = taken {
+            match side {
+                Side::Query => self.queries_dead += 1,
+                Side::Reward => self.rewards_dead += 1,
+            }
+            effects.dead_letter = Some(DeadLetter { side, bytes, bad });
+        }
+        effects
+    }
+
+    /// The end of a replay: closes all windows and applies partial batches.
+    pub fn finish(&mut self) -> Vec<Applied> {
+        let mut applied = Vec::new();
+        for (name, space) in &mut self.spaces {
+            let mut joined = Vec::new();
+            space.joiner.close_all(&mut joined);
+            space.learn(name, joined, &self.settings, &mut applied);
+            space.trainer.flush();
+        }
+        applied
+    }
+
+    /// All counts of the lane.
+    pub fn counts(&self) -> Counts {
+        let start = Counts { queries_dead: self.queries_dead, rewards_dead: self.rewards_dead, ..Counts::default() };
+        self.spaces.values().fold(start, |sum, space| Counts {
+            join: add(&sum.join, space.joiner.counts()),
+            applied: sum.applied + space.applied,
+            ..sum
+        })
+    }
+
+    /// Mean of all rewards learned from.
+    pub fn mean_reward(&self) -> f64 {
+        let applied: u64 = self.spaces.values().map(|space| space.applied).sum();
+        let sum: f64 = self.spaces.values().map(|space| space.reward_sum).sum();
+        if applied == 0 { 0.0 } else { sum / applied as f64 }
+    }
+
+    /// Its spaces, by name.
+    pub fn spaces(&self) -> impl Iterator<Item = SpaceView> {
+        self.spaces.iter().map(|(name, space)| SpaceView {
+            name: name.clone(),
+            models: space.trainer.spec().models.clone(),
+            version: space.trainer.version(),
+            counts: Counts { join: *space.joiner.counts(), applied: space.applied, ..Counts::default() },
+            mean_reward: if space.applied == 0 { 0.0 } else { space.reward_sum / space.applied as f64 },
+            eigens: space.trainer.eigens(),
+        })
+    }
+
+    /// A digest of learners, joins, remembered ids and counts: equal for equal histories.
+    pub fn digest(&self) -> String {
+        let mut hash = Xxh3::new();
+        let mut add = |bytes: &[u8]| {
+            hash.update(&(bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        add(&self.queries_dead.to_le_bytes());
+        add(&self.rewards_dead.to_le_bytes());
+        for (name, space) in &self.spaces {
+            add(name.as_str().as_bytes());
+            add(&space.trainer.save());
+            let joiner = bincode::serde::encode_to_vec(&space.joiner, bincode::config::standard());
+            add(&joiner.expect("encoding into memory fails on no type of this crate"));
+            add(&space.applied.to_le_bytes());
+            add(&space.reward_sum.to_bits().to_le_bytes());
+        }
+        format!("{:032x}", hash.digest128())
+    }
+
+    fn query(&mut self, event: QueryEvent, applied: &mut Vec<Applied>) -> Result<(), Bad> {
+        let QueryEvent { request_id, space, ts_ms, query, model, propensities, policy } = event;
+        let decision = decide(self.spec(&space)?, query, &model, propensities, policy)?;
+        let (name, space, settings) = self.space(space);
+        let mut joined = Vec::new();
+        space.joiner.query(&request_id, ts_ms, decision, &mut joined);
+        space.learn(name, joined, settings, applied);
+        Ok(())
+    }
+
+    fn reward(&mut self, event: RewardEvent, applied: &mut Vec<Applied>) -> Result<(), Bad> {
+        self.spec(&event.space)?;
+        let (name, space, settings) = self.space(event.space);
+        let mut joined = Vec::new();
+        space.joiner.reward(&event.request_id, event.ts_ms, event.reward, event.event_id.as_deref(), &mut joined);
+        space.learn(name, joined, settings, applied);
+        Ok(())
+    }
+
+    /// The settings of a space, if it is there or may be made.
+    fn spec(&self, name: &Name) -> Result<&Spec, Bad> {
+        if !self.spaces.contains_key(name) && !self.settings.spaces.contains_key(name) {
+            let listed = self.settings.spaces.keys().filter(|listed| !self.spaces.contains_key(*listed)).count();
+            if self.spaces.len() + listed >= self.settings.spaces_max {
+                return Err(Bad::TooManySpaces(self.settings.spaces_max));
+            }
+        }
+        Ok(self.settings.spaces.get(name).unwrap_or(&self.settings.learner))
+    }
+
+    /// A space, made if it is new.
+    fn space(&mut self, name: Name) -> (&Name, &mut Space, &Settings) {
+        let settings = &self.settings;
+        let entry = self.spaces.entry(name);
+        let name = entry.key().clone();
+        entry.or_insert_with(|| {
+            let spec = settings.spaces.get(&name).unwrap_or(&settings.learner);
+            Space {
+                trainer: Trainer::new(spec.clone()),
+                joiner: Joiner::new(settings.join.clone()),
+                applied: 0,
+                reward_sum: 0.0,
+            }
+        });
+        let (name, space) = self.spaces.range_mut(name..).next().expect("it was just made");
+        (name, space, settings)
+    }
+}
+
+impl Space {
+    fn learn(&mut self, name: &Name, joined: Vec<Joined<Decision>>, settings: &Settings, applied: &mut Vec<Applied>) {
+        for Joined { request_id, payload, reward, .. } in joined {
+            let reward = settings.reward.unit(reward);
+            let model = usize::from(payload.model);
+            let example = self.example(payload, reward, settings.missing_propensities);
+            self.trainer.learn(example).expect("checked against this space when it came");
+            self.applied += 1;
+            self.reward_sum += reward;
+            applied.push(Applied { space: name.clone(), request_id, model, reward });
+        }
+    }
+
+    fn example(&self, decision: Decision, reward: f64, missing: MissingPropensities) -> Example {
+        let query = Query::from_f32(&decision.query).expect("checked when it came");
+        let model = usize::from(decision.model);
+        let (propensities, policy) = match decision.propensities {
+            Known::Full(p) => (p, decision.policy),
+            Known::Chosen(p) => self.assume(&query, model, Some(p), missing),
+            Known::Nothing => self.assume(&query, model, None, missing),
+        };
+        Example::new(query, model, propensities, policy, reward).expect("checked when it came")
+    }
+
+    /// A whole distribution from what is known of the chosen model, and the policy where it differs.
+    fn assume(
+        &self,
+        query: &Query,
+        model: usize,
+        chosen: Option<f64>,
+        missing: MissingPropensities,
+    ) -> (Vec<f64>, Option<Vec<f64>>) {
+        let models = self.trainer.spec().models.len();
+        if missing == MissingPropensities::Current {
+            let current = self.trainer.distribution(query).expect("checked when it came");
+            let mut propensities = current.propensities;
+            // A fixed policy gives all but one model nothing, yet this one was chosen.
+            propensities[model] = chosen.unwrap_or(propensities[model]).max(f64::MIN_POSITIVE);
+            return (propensities, Some(current.policy));
+        }
+        let chosen = chosen.unwrap_or(1.0 / models as f64);
+        let mut propensities = vec![(1.0 - chosen) / (models - 1) as f64; models];
+        propensities[model] = chosen;
+        (propensities, None)
+    }
+}
+
+/// Fits a decision to its space: dimension, and models by index.
+fn decide(
+    spec: &Spec,
+    query: Vec<f32>,
+    model: &Name,
+    propensities: Propensities,
+    policy: Option<Vec<(Name, f64)>>,
+) -> Result<Decision, Bad> {
+    if query.len() != spec.dim {
+        return Err(Bad::WrongDimension { found: query.len(), expected: spec.dim });
+    }
+    let index =
+        |name: &Name| spec.models.iter().position(|known| known == name).ok_or_else(|| Bad::UnknownModel(name.clone()));
+    let spread = |entries: Vec<(Name, f64)>| {
+        let mut all = vec![0.0; spec.models.len()];
+        for (name, p) in entries {
+            all[index(&name)?] = p;
+        }
+        Ok(all)
+    };
+    let chosen = index(model)?;
+    let propensities = match propensities {
+        Propensities::Full(entries) => Known::Full(spread(entries)?),
+        Propensities::Chosen(p) => Known::Chosen(p),
+        Propensities::Unknown => Known::Nothing,
+    };
+    if matches!(&propensities, Known::Full(all) if all[chosen] <= 0.0) {
+        return Err(Bad::ImpossibleChoice(model.clone()));
+    }
+    Ok(Decision {
+        model: u16::try_from(chosen).expect("at most 4096 models"),
+        query,
+        propensities,
+        policy: policy.map(spread).transpose()?,
+    })
+}
+
+fn add(a: &JoinCounts, b: &JoinCounts) -> JoinCounts {
+    let (q, r) = (&a.queries, &a.rewards);
+    JoinCounts {
+        queries: QueryCounts {
+            read: q.read + b.queries.read,
+            duplicate: q.duplicate + b.queries.duplicate,
+            late: q.late + b.queries.late,
+            joined: q.joined + b.queries.joined,
+            expired: q.expired + b.queries.expired,
+            evicted: q.evicted + b.queries.evicted,
+            pending: q.pending + b.queries.pending,
+        },
+        rewards: RewardCounts {
+            read: r.read + b.rewards.read,
+            used: r.used + b.rewards.used,
+            duplicate: r.duplicate + b.rewards.duplicate,
+            late: r.late + b.rewards.late,
+            orphaned: r.orphaned + b.rewards.orphaned,
+            evicted: r.evicted + b.rewards.evicted,
+            pending: r.pending + b.rewards.pending,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn step(engine: &mut Engine, side: Side, text: &str) -> Effects {
+        let settings = engine.settings.clone();
+        let parser = Parser::new(settings.events, settings.reward, settings.missing_propensities);
+        engine.step(Input::parse(&parser, side, text.as_bytes().to_vec()))
+    }
+
+    fn engine(set: &str) -> Engine {
+        Engine::new(toml::from_str::<Config>(set).unwrap().check().unwrap())
+    }
+
+    const SMALL: &str = "[learner]\ndim = 2\nmodels = [\"a\", \"b\", \"c\"]\n";
+
+    #[test]
+    fn events_that_do_not_fit_their_space_are_dead_letters() {
+        let query = r#"{"request_id":"r","ts_ms":1,"query":[1,1],"model":"a","propensities":{"a":0.5,"b":0.5}}"#;
+        for (from, to, reason) in [
+            ("[1,1]", "[1,1,1]", "wrong-dimension"),
+            ("\"model\":\"a\"", "\"model\":\"x\"", "unknown-model"),
+            ("\"b\":0.5", "\"x\":0.5", "unknown-model"),
+            ("\"model\":\"a\"", "\"model\":\"c\"", "impossible-choice"),
+            ("{\"a\":0.5,\"b\":0.5}", "{\"a\":0,\"b\":1}", "impossible-choice"),
+        ] {
+            let mut engine = engine(SMALL);
+            let text = query.replace(from, to);
+            let letter = step(&mut engine, Side::Query, &text).dead_letter.unwrap();
+            assert_eq!((letter.bad.reason(), letter.bytes), (reason, text.into_bytes()));
+            assert_eq!(engine.counts().queries_dead, 1);
+            assert_eq!(engine.spaces().count(), 0, "a bad event makes no space");
+        }
+    }
+
+    #[test]
+    fn rewards_are_mapped_to_the_unit_range_after_aggregation() {
+        let set = format!("{SMALL}[join]\nwindow_ms = 10\naggregate = \"sum\"\n[reward]\nrange = [0.0, 4.0]");
+        let mut engine = engine(&set);
+        let query = r#"{"request_id":"r","ts_ms":1,"query":[1,1],"model":"b","propensities":{"b":1}}"#;
+        step(&mut engine, Side::Query, query);
+        for (ts_ms, reward) in [(2, 1), (3, 2), (4, -6)] {
+            let text = format!(r#"{{"request_id":"r","ts_ms":{ts_ms},"reward":{reward}}}"#);
+            assert_eq!(step(&mut engine, Side::Reward, &text), Effects::default());
+        }
+        // The first event beyond the window closes it.
+        let other = r#"{"request_id":"s","ts_ms":20,"reward":1}"#;
+        let applied = step(&mut engine, Side::Reward, other).applied;
+        let space = Name::default_space();
+        assert_eq!(applied, [Applied { space, request_id: "r".to_owned(), model: 1, reward: 0.0 }], "-3 is clipped");
+    }
+
+    #[test]
+    fn missing_propensities_are_assumed_as_configured() {
+        for (missing, propensity, expected) in [
+            ("uniform", "", vec![1.0 / 3.0; 3]),
+            ("uniform", ",\"propensity\":0.5", vec![0.25, 0.5, 0.25]),
+            ("current", "", vec![1.0 / 3.0; 3]),
+        ] {
+            let set = SMALL.replace("dim = 2", &format!("dim = 2\nmissing_propensities = \"{missing}\""));
+            let mut engine = engine(&set);
+            let text = format!(r#"{{"request_id":"r","ts_ms":1,"query":[1,1],"model":"b"{propensity}}}"#);
+            assert_eq!(step(&mut engine, Side::Query, &text).dead_letter, None);
+            let space = &engine.spaces[&Name::default_space()];
+            let query = Query::new([1.0, 1.0]).unwrap();
+            let chosen = if propensity.is_empty() { None } else { Some(0.5) };
+            let (found, _) = space.assume(&query, 1, chosen, engine.settings.missing_propensities);
+            assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-12), "{missing}: {found:?}");
+            let applied = step(&mut engine, Side::Reward, r#"{"request_id":"r","ts_ms":2,"reward":1}"#).applied;
+            assert_eq!(applied.len(), 1);
+        }
+    }
+
+    #[test]
+    fn equal_histories_have_equal_digests_and_others_not() {
+        let query = r#"{"request_id":"r","ts_ms":1,"query":[1,1],"model":"a","propensities":{"a":0.5,"b":0.5}}"#;
+        let run = |texts: &[(Side, &str)]| {
+            let mut engine = engine(SMALL);
+            texts.iter().for_each(|(side, text)| drop(step(&mut engine, *side, text)));
+            engine.digest()
+        };
+        let reward = r#"{"request_id":"r","ts_ms":2,"reward":1}"#;
+        let base = run(&[(Side::Query, query), (Side::Reward, reward)]);
+        assert_eq!(base, run(&[(Side::Query, query), (Side::Reward, reward)]));
+        for other in [
+            &[(Side::Query, query)][..],
+            &[(Side::Query, query), (Side::Reward, reward), (Side::Reward, reward)][..],
+            &[(Side::Query, query), (Side::Reward, reward), (Side::Reward, "{")][..],
+            &[(Side::Reward, reward), (Side::Query, &query.replace("[1,1]", "[1,0]"))][..],
+        ] {
+            assert_ne!(run(other), base);
+        }
+    }
+}

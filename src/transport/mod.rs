@@ -1,0 +1,3 @@
+//! Where events come from and where results go.
+
+pub mod file;

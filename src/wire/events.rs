@@ -1,0 +1,459 @@
+//! Events as JSON: one object per message or line, in the contract's shape or in a stack's own, by field mapping.
+//!
+//! Parsing is where bad input is told from good: whatever it lets through is well-formed, and whatever it refuses has a
+//! reason of its own, by which dead letters are counted. Whether an event fits its space (dimension, models) is for the
+//! engine to say, which knows the spaces.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+use thiserror::Error;
+
+use crate::config::{EventsSpec, MissingPropensities, RewardSpec};
+use crate::event::Name;
+
+/// A decision that a router took.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QueryEvent {
+    /// What it is matched by, within its space.
+    pub request_id: String,
+    /// Its space.
+    pub space: Name,
+    /// When the decision was taken.
+    pub ts_ms: i64,
+    /// The query: finite, not zero, not normalised.
+    pub query: Vec<f32>,
+    /// The model that was chosen.
+    pub model: Name,
+    /// What is known of the distribution that it was drawn from.
+    pub propensities: Propensities,
+    /// The distribution before floor or guard were mixed in, where it differs.
+    pub policy: Option<Vec<(Name, f64)>>,
+}
+
+/// What is known of the distribution that a model was drawn from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Propensities {
+    /// All of it.
+    Full(Vec<(Name, f64)>),
+    /// The probability of the model that was chosen.
+    Chosen(f64),
+    /// Nothing.
+    Unknown,
+}
+
+/// What a decision earned.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RewardEvent {
+    /// The request that earned it.
+    pub request_id: String,
+    /// Its space.
+    pub space: Name,
+    /// When it was earned.
+    pub ts_ms: i64,
+    /// The reward, as logged.
+    pub reward: f64,
+    /// What tells it from others of the request, if anything does.
+    pub event_id: Option<String>,
+}
+
+/// Why an event is bad.
+#[derive(Debug, Clone, Error, PartialEq)]
+pub enum Bad {
+    /// The bytes are no JSON object.
+    #[error("not a JSON object: {0}")]
+    NotJson(String),
+    /// A field is not there.
+    #[error("{0} is missing")]
+    MissingField(String),
+    /// A field has another type than it must.
+    #[error("{field} must be {expected}")]
+    MistypedField {
+        /// Its JSON pointer.
+        field: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// A space or model has no valid name, or a request id is empty or too long.
+    #[error("{field}: {problem}")]
+    BadName {
+        /// Its JSON pointer.
+        field: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The query has not the space's dimension.
+    #[error("the query has {found} components, the space has dim = {expected}")]
+    WrongDimension {
+        /// Components that came.
+        found: usize,
+        /// Components that the space has.
+        expected: usize,
+    },
+    /// A number is NaN or infinite.
+    #[error("{0} holds a number that is not finite")]
+    NotFinite(String),
+    /// The query has no direction.
+    #[error("the query is the zero vector")]
+    ZeroVector,
+    /// The space never had this model.
+    #[error("model {0} is none of the space's")]
+    UnknownModel(Name),
+    /// The probabilities are no distribution.
+    #[error("{field}: {problem}")]
+    BadPropensities {
+        /// Its JSON pointer.
+        field: String,
+        /// What is wrong with them.
+        problem: String,
+    },
+    /// The propensities give the chosen model nothing: it cannot have been drawn.
+    #[error("{0} was chosen, but its propensity is 0")]
+    ImpossibleChoice(Name),
+    /// The event has no propensities, and none may be assumed.
+    #[error("no propensities, and learner.missing_propensities = \"reject\"")]
+    MissingPropensities,
+    /// The reward is outside of its range, and may not be clipped.
+    #[error("reward {reward} is outside of {low}..{high}, and reward.out_of_range = \"reject\"")]
+    RewardOutOfRange {
+        /// The reward.
+        reward: f64,
+        /// The range's lower end.
+        low: f64,
+        /// The range's upper end.
+        high: f64,
+    },
+    /// The message is larger than allowed.
+    #[error("{bytes} bytes, more than events.bytes_max = {most}")]
+    Oversized {
+        /// Its size.
+        bytes: usize,
+        /// What is allowed.
+        most: usize,
+    },
+    /// A new space beyond those that may be.
+    #[error("a new space, but there are learner.spaces_max = {0} already")]
+    TooManySpaces(usize),
+}
+
+impl Bad {
+    /// The reason, in a word: what dead letters are counted by.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NotJson(_) => "not-json",
+            Self::MissingField(_) => "missing-field",
+            Self::MistypedField { .. } => "mistyped-field",
+            Self::BadName { .. } => "bad-name",
+            Self::WrongDimension { .. } => "wrong-dimension",
+            Self::NotFinite(_) => "not-finite",
+            Self::ZeroVector => "zero-vector",
+            Self::UnknownModel(_) => "unknown-model",
+            Self::BadPropensities { .. } => "bad-propensities",
+            Self::ImpossibleChoice(_) => "impossible-choice",
+            Self::MissingPropensities => "missing-propensities",
+            Self::RewardOutOfRange { .. } => "reward-out-of-range",
+            Self::Oversized { .. } => "oversized",
+            Self::TooManySpaces(_) => "too-many-spaces",
+        }
+    }
+}
+
+/// How far propensities may sum up to something else than 1.
+const SUM_TOLERANCE: f64 = 1e-6;
+
+/// Longest request or event id, in bytes.
+const ID_MAX: usize = 256;
+
+/// Reads events.
+#[derive(Debug, Clone)]
+pub struct Parser {
+    events: EventsSpec,
+    reward: RewardSpec,
+    missing: MissingPropensities,
+}
+
+impl Parser {
+    /// A parser by this configuration.
+    pub fn new(events: EventsSpec, reward: RewardSpec, missing: MissingPropensities) -> Self {
+        Self { events, reward, missing }
+    }
+
+    /// The most bytes that a message may have.
+    pub fn bytes_max(&self) -> usize {
+        self.events.bytes_max
+    }
+
+    /// Reads a query event.
+    pub fn query(&self, bytes: &[u8]) -> Result<QueryEvent, Bad> {
+        let object = self.object(bytes)?;
+        let fields = &self.events.fields;
+        Ok(QueryEvent {
+            request_id: id(required(&object, &fields.request_id)?, &fields.request_id)?,
+            space: self.space(&object)?,
+            ts_ms: self.time(&object)?,
+            query: vector(required(&object, &fields.query)?, &fields.query)?,
+            model: name(required(&object, &fields.model)?, &fields.model)?,
+            propensities: self.propensities(&object)?,
+            policy: optional(&object, &fields.policy).map(|value| distribution(value, &fields.policy)).transpose()?,
+        })
+    }
+
+    /// Reads a reward event.
+    pub fn reward(&self, bytes: &[u8]) -> Result<RewardEvent, Bad> {
+        let object = self.object(bytes)?;
+        let fields = &self.events.fields;
+        let reward = number(required(&object, &fields.reward)?, &fields.reward)?;
+        let RewardSpec { low, high, reject } = self.reward;
+        if reject && !(low..=high).contains(&reward) {
+            return Err(Bad::RewardOutOfRange { reward, low, high });
+        }
+        Ok(RewardEvent {
+            request_id: id(required(&object, &fields.request_id)?, &fields.request_id)?,
+            space: self.space(&object)?,
+            ts_ms: self.time(&object)?,
+            reward,
+            event_id: optional(&object, &fields.event_id).map(|value| id(value, &fields.event_id)).transpose()?,
+        })
+    }
+
+    fn object(&self, bytes: &[u8]) -> Result<Value, Bad> {
+        if bytes.len() > self.events.bytes_max {
+            return Err(Bad::Oversized { bytes: bytes.len(), most: self.events.bytes_max });
+        }
+        match serde_json::from_slice(bytes) {
+            Ok(value @ Value::Object(_)) => Ok(value),
+            Ok(_) => Err(Bad::NotJson("some other JSON value".to_owned())),
+            Err(error) => Err(Bad::NotJson(error.to_string())),
+        }
+    }
+
+    fn space(&self, object: &Value) -> Result<Name, Bad> {
+        let field = &self.events.fields.space;
+        match optional(object, field) {
+            Some(value) => name(value, field),
+            None => Ok(Name::default_space()),
+        }
+    }
+
+    fn time(&self, object: &Value) -> Result<i64, Bad> {
+        let field = &self.events.fields.ts_ms;
+        let expected = "a whole number of milliseconds";
+        required(object, field)?.as_i64().ok_or_else(|| Bad::MistypedField { field: field.clone(), expected })
+    }
+
+    fn propensities(&self, object: &Value) -> Result<Propensities, Bad> {
+        let fields = &self.events.fields;
+        if let Some(value) = optional(object, &fields.propensities) {
+            return distribution(value, &fields.propensities).map(Propensities::Full);
+        }
+        if self.missing == MissingPropensities::Reject {
+            return Err(Bad::MissingPropensities);
+        }
+        let Some(value) = optional(object, &fields.propensity) else { return Ok(Propensities::Unknown) };
+        let chosen = number(value, &fields.propensity)?;
+        match chosen > 0.0 && chosen <= 1.0 {
+            true => Ok(Propensities::Chosen(chosen)),
+            false => Err(bad_propensities(&fields.propensity, format!("{chosen} is not in 0..1"))),
+        }
+    }
+}
+
+fn bad_propensities(field: &str, problem: String) -> Bad {
+    Bad::BadPropensities { field: field.to_owned(), problem }
+}
+
+fn optional<'a>(object: &'a Value, field: &str) -> Option<&'a Value> {
+    object.pointer(field).filter(|value| !value.is_null())
+}
+
+fn required<'a>(object: &'a Value, field: &str) -> Result<&'a Value, Bad> {
+    optional(object, field).ok_or_else(|| Bad::MissingField(field.to_owned()))
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str, Bad> {
+    value.as_str().ok_or_else(|| Bad::MistypedField { field: field.to_owned(), expected: "a string" })
+}
+
+fn name(value: &Value, field: &str) -> Result<Name, Bad> {
+    let problem = |e: crate::event::BadName| Bad::BadName { field: field.to_owned(), problem: e.to_string() };
+    Name::try_from(text(value, field)?).map_err(problem)
+}
+
+fn id(value: &Value, field: &str) -> Result<String, Bad> {
+    let text = text(value, field)?;
+    match (1..=ID_MAX).contains(&text.len()) {
+        true => Ok(text.to_owned()),
+        false => Err(Bad::BadName { field: field.to_owned(), problem: format!("must have 1 to {ID_MAX} bytes") }),
+    }
+}
+
+fn number(value: &Value, field: &str) -> Result<f64, Bad> {
+    let number = value.as_f64().ok_or_else(|| Bad::MistypedField { field: field.to_owned(), expected: "a number" })?;
+    if number.is_finite() { Ok(number) } else { Err(Bad::NotFinite(field.to_owned())) }
+}
+
+fn vector(value: &Value, field: &str) -> Result<Vec<f32>, Bad> {
+    let expected = "an array of numbers or base64 of little-endian f32";
+    let mistyped = || Bad::MistypedField { field: field.to_owned(), expected };
+    let components: Vec<f32> = match value {
+        Value::Array(items) => {
+            items.iter().map(|x| x.as_f64().map(|x| x as f32)).collect::<Option<_>>().ok_or_else(mistyped)?
+        }
+        Value::String(text) => {
+            let bytes = STANDARD.decode(text).map_err(|_| mistyped())?;
+            let (words, rest) = bytes.as_chunks::<4>();
+            if !rest.is_empty() {
+                return Err(mistyped());
+            }
+            words.iter().map(|&word| f32::from_le_bytes(word)).collect()
+        }
+        _ => return Err(mistyped()),
+    };
+    if !components.iter().all(|x| x.is_finite()) {
+        return Err(Bad::NotFinite(field.to_owned()));
+    }
+    if components.iter().all(|&x| x == 0.0) {
+        return Err(Bad::ZeroVector);
+    }
+    Ok(components)
+}
+
+fn distribution(value: &Value, field: &str) -> Result<Vec<(Name, f64)>, Bad> {
+    let expected = "an object of probabilities by model";
+    let object = value.as_object().ok_or_else(|| Bad::MistypedField { field: field.to_owned(), expected })?;
+    let entry = |(model, p): (&String, &Value)| {
+        let model = name(&Value::String(model.clone()), field)?;
+        Ok((model, number(p, field)?))
+    };
+    let all = object.iter().map(entry).collect::<Result<Vec<_>, Bad>>()?;
+    if let Some((model, p)) = all.iter().find(|(_, p)| !(0.0..=1.0).contains(p)) {
+        return Err(bad_propensities(field, format!("{model} has {p}, which is not in 0..1")));
+    }
+    let sum: f64 = all.iter().map(|(_, p)| p).sum();
+    match (sum - 1.0).abs() <= SUM_TOLERANCE {
+        true => Ok(all),
+        false => Err(bad_propensities(field, format!("they sum up to {sum}, not to 1"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use proptest::prelude::*;
+
+    fn parser(set: &str) -> Parser {
+        let config: Config = toml::from_str(set).unwrap();
+        Parser::new(config.events.check().unwrap(), config.reward.check().unwrap(), config.learner.missing_propensities)
+    }
+
+    const QUERY: &str = r#"{"request_id":"r-1","space":"shop","ts_ms":17,"query":[3,-4.0],"model":"bge",
+        "propensities":{"minilm":0.2,"bge":0.8},"params_version":12,"more":[{}]}"#;
+
+    #[test]
+    fn good_events() {
+        let name = |text: &str| Name::try_from(text).unwrap();
+        let event = parser("").query(QUERY.as_bytes()).unwrap();
+        let expected = QueryEvent {
+            request_id: "r-1".to_owned(),
+            space: name("shop"),
+            ts_ms: 17,
+            query: vec![3.0, -4.0],
+            model: name("bge"),
+            propensities: Propensities::Full(vec![(name("bge"), 0.8), (name("minilm"), 0.2)]),
+            policy: None,
+        };
+        assert_eq!(event, expected);
+        let encoded = QUERY.replace("[3,-4.0]", "\"AABAQAAAgMA=\"");
+        assert_eq!(parser("").query(encoded.as_bytes()).unwrap(), expected);
+        let reward = parser("").reward(br#"{"request_id":"r-1","ts_ms":18,"reward":2,"event_id":"e"}"#).unwrap();
+        assert_eq!((reward.space.as_str(), reward.reward, reward.event_id.as_deref()), ("default", 2.0, Some("e")));
+    }
+
+    #[test]
+    fn every_kind_of_bad_query_has_its_reason() {
+        for (from, to, reason) in [
+            (QUERY, "{not json", "not-json"),
+            (QUERY, "[]", "not-json"),
+            (QUERY, "", "not-json"),
+            ("\"request_id\":\"r-1\",", "", "missing-field"),
+            ("\"ts_ms\":17,", "", "missing-field"),
+            ("\"model\":\"bge\",", "\"model\":null,", "missing-field"),
+            ("17", "\"soon\"", "mistyped-field"),
+            ("17", "1.5", "mistyped-field"),
+            ("[3,-4.0]", "[3,\"x\"]", "mistyped-field"),
+            ("[3,-4.0]", "\"AAA\"", "mistyped-field"),
+            ("[3,-4.0]", "\"AAAAAAAA\"", "mistyped-field"),
+            ("[3,-4.0]", "{}", "mistyped-field"),
+            ("\"bge\",", "7,", "mistyped-field"),
+            ("{\"minilm\":0.2,\"bge\":0.8}", "0.8", "mistyped-field"),
+            ("shop", ".shop", "bad-name"),
+            ("\"bge\",", "\"b g e\",", "bad-name"),
+            ("\"r-1\"", "\"\"", "bad-name"),
+            ("[3,-4.0]", "[1e39,0]", "not-finite"),
+            ("[3,-4.0]", "\"AADAfwAAgD8=\"", "not-finite"),
+            ("[3,-4.0]", "[0,-0.0]", "zero-vector"),
+            ("[3,-4.0]", "[]", "zero-vector"),
+            ("0.2", "0.3", "bad-propensities"),
+            ("\"minilm\":0.2,\"bge\":0.8", "\"minilm\":1.5,\"bge\":-0.5", "bad-propensities"),
+            ("\"minilm\":0.2,\"bge\":0.8", "", "bad-propensities"),
+            ("\"propensities\"", "\"others\"", "missing-propensities"),
+        ] {
+            let changed = QUERY.replace(from, to);
+            let bad = parser("").query(changed.as_bytes()).unwrap_err();
+            assert_eq!(bad.reason(), reason, "{from} -> {to}: {bad}");
+        }
+        let bad = parser("[events]\nbytes_max = 64").query(QUERY.as_bytes()).unwrap_err();
+        assert_eq!(bad.reason(), "oversized");
+    }
+
+    #[test]
+    fn every_kind_of_bad_reward_has_its_reason() {
+        let reject = "[reward]\nrange = [1.0, 5.0]\nout_of_range = \"reject\"";
+        for (set, text, reason) in [
+            ("", r#"{"request_id":"r","ts_ms":1}"#, "missing-field"),
+            ("", r#"{"request_id":"r","ts_ms":1,"reward":"x"}"#, "mistyped-field"),
+            ("", r#"{"request_id":"r","ts_ms":1,"reward":1e999}"#, "not-json"),
+            ("", r#"{"request_id":"r","ts_ms":1,"reward":1,"event_id":5}"#, "mistyped-field"),
+            (reject, r#"{"request_id":"r","ts_ms":1,"reward":5.5}"#, "reward-out-of-range"),
+        ] {
+            assert_eq!(parser(set).reward(text.as_bytes()).unwrap_err().reason(), reason, "{text}");
+        }
+        assert!(parser(reject).reward(br#"{"request_id":"r","ts_ms":1,"reward":5}"#).is_ok());
+    }
+
+    #[test]
+    fn a_stacks_own_fields_and_missing_propensities() {
+        let set = r#"
+            [learner]
+            missing_propensities = "uniform"
+            [events.fields]
+            request_id = "/meta/trace/0"
+            query = "/embedding"
+            propensity = "/p"
+        "#;
+        let text = r#"{"meta":{"trace":["t-9"]},"ts_ms":5,"embedding":[1],"model":"bge","p":0.25}"#;
+        let event = parser(set).query(text.as_bytes()).unwrap();
+        assert_eq!((event.request_id.as_str(), event.propensities), ("t-9", Propensities::Chosen(0.25)));
+        let unknown = parser(set).query(text.replace(",\"p\":0.25", "").as_bytes()).unwrap();
+        assert_eq!(unknown.propensities, Propensities::Unknown);
+        let bad = parser(set).query(text.replace("0.25", "0").as_bytes()).unwrap_err();
+        assert_eq!(bad.reason(), "bad-propensities");
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = (parser("").query(&bytes), parser("").reward(&bytes));
+        }
+
+        #[test]
+        fn damaged_events_never_panic(at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<prop::sample::Index>()) {
+            let mut bytes = QUERY.as_bytes().to_vec();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            let _ = parser("").query(&bytes);
+            let _ = parser("").query(&bytes[..cut.index(bytes.len())]);
+        }
+    }
+}
