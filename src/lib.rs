@@ -5,7 +5,10 @@
 //! The core is pure: no clock, no randomness of its own, no I/O. Time, draws and bytes come in as arguments, results go
 //! out as values, so it cannot fail for outside reasons.
 //!
-//! - [`event`]: what flows through: names, unit queries, examples. A value of these types is already checked.
+//! - [`engine`]: the loop's one owner of joins and learners: `step(input) -> effects`.
+//! - [`merge`]: several logs into one, in the order of event time.
+//! - [`joiner`]: queries matched with rewards, in event time.
+//! - [`event`]: names, unit queries, examples. A value of these types is already checked.
 //! - [`config`]: keys as written, and the checked settings that they come to.
 //! - [`hpg`]: the paper's mathematics, with its notation table.
 //! - [`policy`]: what it is compared with.
@@ -15,7 +18,8 @@
 //! - [`wire`]: versioned formats of what leaves the process.
 //! - [`simulate`]: worlds that know the truth.
 //!
-//! The edges, behind the feature `daemon`: `cli` (the program's commands) and `report` (tables, plots, the HTML page).
+//! The edges, behind the feature `daemon`: `cli` (the program's commands), `transport` (where events come from) and
+//! `report` (tables, plots, the HTML page).
 //! The core never reaches for an edge; `cargo check --lib --no-default-features` fails when it does.
 //!
 //! # Invariants
@@ -24,6 +28,7 @@
 //!   are positive and sum to 1.
 //! - A learner's state is all in what [`Trainer::save`](learner::Trainer::save) returns: restored, it goes on bit for bit.
 //! - Same examples, same configuration, same binary and CPU type: same bits.
+//! - Every event ends in exactly one count; event time alone decides what is learned, never the clock.
 //!
 //! # In one process
 //!
