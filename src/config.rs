@@ -218,7 +218,7 @@ pub struct LearnerConfig {
     pub exploration_floor: f64,
     /// Most spaces that are created on first sight.
     pub spaces_max: usize,
-    /// Seed of every random draw.
+    /// Seed of the learner's own draws.
     pub seed: u64,
 }
 
@@ -437,7 +437,7 @@ impl Spec {
 impl Config {
     /// Checks every key.
     pub fn check(&self) -> Result<Settings, BadSetting> {
-        within("learner.spaces_max", self.learner.spaces_max, 1, 1_000_000)?;
+        within("learner.spaces_max", self.learner.spaces_max, self.spaces.len().max(1), 1_000_000)?;
         Ok(Settings {
             learner: self.learner.check()?,
             spaces: self.spaces.iter().map(|(name, keys)| self.check_space(name, keys)).collect::<Result<_, _>>()?,
@@ -456,6 +456,9 @@ impl Config {
         keys: &serde_json::Map<String, serde_json::Value>,
     ) -> Result<(Name, Spec), BadSetting> {
         let refused = |problem: String| bad("spaces", name, problem);
+        if let Some(key) = SHARED_KEYS.into_iter().find(|key| keys.contains_key(*key)) {
+            return Err(refused(format!("{key} holds for all spaces: set it in [learner]")));
+        }
         let mut all = serde_json::to_value(&self.learner).map_err(|e| refused(e.to_string()))?;
         if let Some(learner) = all.as_object_mut() {
             learner.extend(keys.clone());
@@ -522,6 +525,9 @@ impl JoinConfig {
         })
     }
 }
+
+/// Keys of `[learner]` that no space can have for itself.
+const SHARED_KEYS: [&str; 2] = ["missing_propensities", "spaces_max"];
 
 /// Bounds within which no step can leave the range of f64, however long it runs.
 const SCALE: (f64, f64) = (1e-9, 1e9);
@@ -730,6 +736,35 @@ mod tests {
             "finds the scale itself",
         );
         assert!(config(|c| c.exploration_floor = nan).check().is_err());
+    }
+
+    #[test]
+    fn other_sections_are_checked_too() {
+        let check = |change: fn(&mut Config), expected: &str| {
+            let mut config = Config::default();
+            change(&mut config);
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        let space = |key: &str, value: serde_json::Value| [(key.to_owned(), value)].into_iter().collect();
+        let mut config = Config::default();
+        config.spaces.insert("shop".to_owned(), space("dim", 3.into()));
+        assert_eq!(config.check().unwrap().spaces.values().next().unwrap().dim, 3);
+        config.spaces.insert("shop".to_owned(), space("rank", 0.into()));
+        assert!(config.check().unwrap_err().to_string().contains("learner.rank = 0"));
+        config.spaces.insert("shop".to_owned(), space("ranks", 1.into()));
+        assert!(config.check().unwrap_err().to_string().contains("ranks"));
+        config.spaces.insert("shop".to_owned(), space("spaces_max", 1.into()));
+        assert!(config.check().unwrap_err().to_string().contains("holds for all spaces"));
+        check(|c| drop(c.spaces.insert(".shop".to_owned(), serde_json::Map::new())), "is not a name");
+        check(|c| c.events.fields.query = "query".to_owned(), "events.fields.query = query: must be a JSON pointer");
+        check(|c| c.events.bytes_max = 1, "events.bytes_max = 1: must be");
+        check(|c| c.reward.range = [1.0, 1.0], "reward.range = [1, 1]: must be two finite numbers");
+        check(|c| c.reward.range = [f64::NAN, 1.0], "reward.range");
+        check(|c| c.join.pending_max = 0, "join.pending_max = 0: must be");
+        check(|c| c.join.default_reward = f64::INFINITY, "join.default_reward = inf");
+        check(|c| c.learner.spaces_max = 0, "learner.spaces_max = 0: must be");
+        assert_eq!(Config::default().check().unwrap().join.remember_ms, 720_000);
     }
 
     #[test]

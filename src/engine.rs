@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::config::{MissingPropensities, Settings, Spec};
 use crate::event::{Example, Name, Query};
 use crate::hpg::spectra::Eigen;
-use crate::joiner::{JoinCounts, Joined, Joiner, Payload, QueryCounts, RewardCounts};
+use crate::joiner::{JoinCounts, Joined, Joiner, Payload};
 use crate::learner::Trainer;
 use crate::wire::events::{Bad, Parser, Propensities, QueryEvent, RewardEvent};
 
@@ -61,6 +61,11 @@ impl Input {
     /// An event that was too large to be read: its first bytes, and how many it has.
     pub fn oversized(side: Side, start: Vec<u8>, bytes: usize, most: usize) -> Self {
         Self { side, bytes: start, event: Err(Bad::Oversized { bytes, most }) }
+    }
+
+    /// Size of the event, as it was read.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
     }
 
     /// What it is ordered by; a bad event has no time and goes when it is met.
@@ -167,8 +172,6 @@ pub struct Engine {
 struct Space {
     trainer: Trainer,
     joiner: Joiner<Decision>,
-    applied: u64,
-    reward_sum: f64,
 }
 
 /// One space, as seen from outside.
@@ -228,18 +231,18 @@ impl Engine {
     /// All counts of the lane.
     pub fn counts(&self) -> Counts {
         let start = Counts { queries_dead: self.queries_dead, rewards_dead: self.rewards_dead, ..Counts::default() };
-        self.spaces.values().fold(start, |sum, space| Counts {
-            join: add(&sum.join, space.joiner.counts()),
-            applied: sum.applied + space.applied,
-            ..sum
+        self.spaces.values().fold(start, |mut sum, space| {
+            sum.join += *space.joiner.counts();
+            sum.applied += space.trainer.learned();
+            sum
         })
     }
 
     /// Mean of all rewards learned from.
     pub fn mean_reward(&self) -> f64 {
-        let applied: u64 = self.spaces.values().map(|space| space.applied).sum();
-        let sum: f64 = self.spaces.values().map(|space| space.reward_sum).sum();
-        if applied == 0 { 0.0 } else { sum / applied as f64 }
+        let learned: u64 = self.spaces.values().map(|space| space.trainer.learned()).sum();
+        let sum: f64 = self.spaces.values().map(|space| space.trainer.reward_sum()).sum();
+        if learned == 0 { 0.0 } else { sum / learned as f64 }
     }
 
     /// Its spaces, by name.
@@ -248,8 +251,8 @@ impl Engine {
             name: name.clone(),
             models: space.trainer.spec().models.clone(),
             version: space.trainer.version(),
-            counts: Counts { join: *space.joiner.counts(), applied: space.applied, ..Counts::default() },
-            mean_reward: if space.applied == 0 { 0.0 } else { space.reward_sum / space.applied as f64 },
+            counts: Counts { join: *space.joiner.counts(), applied: space.trainer.learned(), ..Counts::default() },
+            mean_reward: space.trainer.mean_reward(),
             eigens: space.trainer.eigens(),
         })
     }
@@ -268,8 +271,6 @@ impl Engine {
             add(&space.trainer.save());
             let joiner = bincode::serde::encode_to_vec(&space.joiner, bincode::config::standard());
             add(&joiner.expect("encoding into memory fails on no type of this crate"));
-            add(&space.applied.to_le_bytes());
-            add(&space.reward_sum.to_bits().to_le_bytes());
         }
         format!("{:032x}", hash.digest128())
     }
@@ -311,12 +312,7 @@ impl Engine {
         let name = entry.key().clone();
         entry.or_insert_with(|| {
             let spec = settings.spaces.get(&name).unwrap_or(&settings.learner);
-            Space {
-                trainer: Trainer::new(spec.clone()),
-                joiner: Joiner::new(settings.join.clone()),
-                applied: 0,
-                reward_sum: 0.0,
-            }
+            Space { trainer: Trainer::new(spec.clone()), joiner: Joiner::new(settings.join.clone()) }
         });
         let (name, space) = self.spaces.range_mut(name..).next().expect("it was just made");
         (name, space, settings)
@@ -330,8 +326,6 @@ impl Space {
             let model = usize::from(payload.model);
             let example = self.example(payload, reward, settings.missing_propensities);
             self.trainer.learn(example).expect("checked against this space when it came");
-            self.applied += 1;
-            self.reward_sum += reward;
             applied.push(Applied { space: name.clone(), request_id, model, reward });
         }
     }
@@ -339,11 +333,12 @@ impl Space {
     fn example(&self, decision: Decision, reward: f64, missing: MissingPropensities) -> Example {
         let query = Query::from_f32(&decision.query).expect("checked when it came");
         let model = usize::from(decision.model);
-        let (propensities, policy) = match decision.propensities {
-            Known::Full(p) => (p, decision.policy),
+        let (propensities, assumed) = match decision.propensities {
+            Known::Full(p) => (p, None),
             Known::Chosen(p) => self.assume(&query, model, Some(p), missing),
             Known::Nothing => self.assume(&query, model, None, missing),
         };
+        let policy = decision.policy.or(assumed);
         Example::new(query, model, propensities, policy, reward).expect("checked when it came")
     }
 
@@ -405,30 +400,6 @@ fn decide(
         propensities,
         policy: policy.map(spread).transpose()?,
     })
-}
-
-fn add(a: &JoinCounts, b: &JoinCounts) -> JoinCounts {
-    let (q, r) = (&a.queries, &a.rewards);
-    JoinCounts {
-        queries: QueryCounts {
-            read: q.read + b.queries.read,
-            duplicate: q.duplicate + b.queries.duplicate,
-            late: q.late + b.queries.late,
-            joined: q.joined + b.queries.joined,
-            expired: q.expired + b.queries.expired,
-            evicted: q.evicted + b.queries.evicted,
-            pending: q.pending + b.queries.pending,
-        },
-        rewards: RewardCounts {
-            read: r.read + b.rewards.read,
-            used: r.used + b.rewards.used,
-            duplicate: r.duplicate + b.rewards.duplicate,
-            late: r.late + b.rewards.late,
-            orphaned: r.orphaned + b.rewards.orphaned,
-            evicted: r.evicted + b.rewards.evicted,
-            pending: r.pending + b.rewards.pending,
-        },
-    }
 }
 
 #[cfg(test)]
@@ -502,6 +473,27 @@ mod tests {
             assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-12), "{missing}: {found:?}");
             let applied = step(&mut engine, Side::Reward, r#"{"request_id":"r","ts_ms":2,"reward":1}"#).applied;
             assert_eq!(applied.len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_logged_policy_is_kept_whatever_is_known_of_the_propensities() {
+        let decision = |propensities| Decision {
+            query: vec![1.0, 1.0],
+            model: 1,
+            propensities,
+            policy: Some(vec![0.1, 0.7, 0.2]),
+        };
+        let mut engine = engine(SMALL);
+        let (_, space, _) = engine.space(Name::default_space());
+        for (known, missing) in [
+            (Known::Full(vec![0.2, 0.6, 0.2]), MissingPropensities::Reject),
+            (Known::Chosen(0.6), MissingPropensities::Uniform),
+            (Known::Chosen(0.6), MissingPropensities::Current),
+            (Known::Nothing, MissingPropensities::Current),
+        ] {
+            let example = space.example(decision(known), 1.0, missing);
+            assert_eq!(example.policy(), [0.1, 0.7, 0.2]);
         }
     }
 

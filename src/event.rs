@@ -244,6 +244,11 @@ impl Example {
         self.policy.as_deref().unwrap_or(&self.propensities)
     }
 
+    /// Whether the policy and the propensities give the chosen model different probabilities.
+    pub fn is_weighted(&self) -> bool {
+        self.policy()[self.model] != self.propensities[self.model]
+    }
+
     /// The reward, in 0..1.
     pub fn reward(&self) -> f64 {
         self.reward

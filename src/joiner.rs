@@ -37,6 +37,7 @@
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::AddAssign;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -159,6 +160,26 @@ pub struct RewardCounts {
     pub evicted: u64,
     /// Are held for an open window, or wait for their query.
     pub pending: u64,
+}
+
+impl AddAssign for JoinCounts {
+    fn add_assign(&mut self, other: Self) {
+        let (q, r) = (&mut self.queries, &mut self.rewards);
+        q.read += other.queries.read;
+        q.duplicate += other.queries.duplicate;
+        q.late += other.queries.late;
+        q.joined += other.queries.joined;
+        q.expired += other.queries.expired;
+        q.evicted += other.queries.evicted;
+        q.pending += other.queries.pending;
+        r.read += other.rewards.read;
+        r.used += other.rewards.used;
+        r.duplicate += other.rewards.duplicate;
+        r.late += other.rewards.late;
+        r.orphaned += other.rewards.orphaned;
+        r.evicted += other.rewards.evicted;
+        r.pending += other.rewards.pending;
+    }
 }
 
 /// How much a joiner holds.

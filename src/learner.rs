@@ -40,11 +40,6 @@ pub trait Learner: Send {
         Sampling::Softmax
     }
 
-    /// The distribution that is mixed in and its share, given the share of uniform exploration that was asked for.
-    fn floor(&self, exploration: f64, models: usize) -> (f64, Vec<f64>) {
-        (exploration, uniform(models))
-    }
-
     /// All that is needed to go on.
     fn save(&self) -> LearnerState;
 }
@@ -137,8 +132,7 @@ impl Trainer {
         let learner: Box<dyn Learner> = match &spec.method {
             Method::Hpg(hpg) => Box::new(Hpg::new(hpg.clone(), spec.dim, models, spec.half_life)),
             Method::HpgParameterFree(hpg) => {
-                let bounded_weights = spec.exploration_floor > 0.0;
-                Box::new(ParameterFree::new(hpg.clone(), spec.dim, models, spec.half_life, bounded_weights))
+                Box::new(ParameterFree::new(hpg.clone(), spec.dim, models, spec.half_life))
             }
             Method::Uniform => Box::new(Uniform { models }),
             Method::Fixed(model) => Box::new(Fixed { models, model: *model }),
@@ -196,8 +190,7 @@ impl Trainer {
         let mut scores = vec![0.0; models];
         self.learner.scores(query, &mut scores);
         let core = self.learner.sampling(self.book.version).core(&scores);
-        let (floor, distribution) = self.learner.floor(self.spec.exploration_floor, models);
-        Ok(Distribution::mix(core, floor, &distribution))
+        Ok(Distribution::mix(core, self.spec.exploration_floor, &uniform(models)))
     }
 
     /// Routes a query under the current policy, with the trainer's own generator.
@@ -233,11 +226,10 @@ impl Trainer {
 
     /// The current policy in the routing form.
     pub fn policy(&self) -> Policy {
-        let (floor, floor_distribution) = self.learner.floor(self.spec.exploration_floor, self.spec.models.len());
         Policy {
             sampling: self.learner.sampling(self.book.version),
-            floor,
-            floor_distribution,
+            floor: self.spec.exploration_floor,
+            floor_distribution: uniform(self.spec.models.len()),
             scores: self.learner.score_forms(),
         }
     }
@@ -257,7 +249,17 @@ impl Trainer {
         self.book.version
     }
 
-    /// Mean of all rewards learned from, pending ones included.
+    /// Examples learned from, those of a pending batch included.
+    pub fn learned(&self) -> u64 {
+        self.book.learned
+    }
+
+    /// Sum of their rewards.
+    pub fn reward_sum(&self) -> f64 {
+        self.book.reward_sum
+    }
+
+    /// Mean of their rewards.
     pub fn mean_reward(&self) -> f64 {
         if self.book.learned == 0 { 0.0 } else { self.book.reward_sum / self.book.learned as f64 }
     }
@@ -270,9 +272,7 @@ fn restore_learner(spec: &Spec, state: LearnerState) -> Option<Box<dyn Learner>>
             Some(Box::new(Hpg::restore(hpg.clone(), spec.dim, models, spec.half_life, state)?))
         }
         (Method::HpgParameterFree(hpg), LearnerState::ParameterFree(state)) => {
-            let bounded_weights = spec.exploration_floor > 0.0;
-            let free = ParameterFree::restore(hpg.clone(), spec.dim, models, spec.half_life, bounded_weights, state)?;
-            Some(Box::new(free))
+            Some(Box::new(ParameterFree::restore(hpg.clone(), spec.dim, models, spec.half_life, state)?))
         }
         (Method::Uniform, LearnerState::Stateless) => Some(Box::new(Uniform { models })),
         (Method::Fixed(model), LearnerState::Stateless) => Some(Box::new(Fixed { models, model: *model })),
@@ -288,7 +288,10 @@ impl Lesson {
 
 impl Book {
     fn is_sound(&self) -> bool {
-        self.rewards.is_sound() && self.reward_sum.is_finite() && self.version <= self.learned
+        self.rewards.is_sound()
+            && (0.0..=self.learned as f64).contains(&self.reward_sum)
+            && self.version.checked_add(self.pending.len() as u64) == Some(self.learned)
+            && self.learned < u64::MAX / 2
     }
 }
 
@@ -310,6 +313,7 @@ impl DecayingMean {
     }
 
     fn is_sound(&self) -> bool {
-        self.sum.is_finite() && self.weight.is_finite() && self.sum >= 0.0 && self.weight >= 0.0
+        // Rewards are in 0..1, and rounding keeps order: a sum cannot exceed its weight.
+        self.weight.is_finite() && (0.0..=self.weight).contains(&self.sum)
     }
 }

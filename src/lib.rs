@@ -24,8 +24,8 @@
 //!
 //! # Invariants
 //!
-//! - Parameters are finite, of rank at most k, of nuclear norm at most tau, with orthonormal eigenvectors; probabilities
-//!   are positive and sum to 1.
+//! - Parameters are finite, of rank at most k, of nuclear norm at most tau (parameter-free HPG: up to the scale that it
+//!   finds), with orthonormal eigenvectors; probabilities are positive and sum to 1.
 //! - A learner's state is all in what [`Trainer::save`](learner::Trainer::save) returns: restored, it goes on bit for bit.
 //! - Same examples, same configuration, same binary and CPU type: same bits.
 //! - Every event ends in exactly one count; event time alone decides what is learned, never the clock.
@@ -45,7 +45,8 @@
 //! let decision = trainer.decide(&query)?;
 //! let reward = if decision.model == 1 { 1.0 } else { 0.0 };
 //! let distribution = decision.distribution;
-//! trainer.learn(Example::new(query, decision.model, distribution.propensities, None, reward)?)?;
+//! let (played, policy) = (distribution.propensities, Some(distribution.policy));
+//! trainer.learn(Example::new(query, decision.model, played, policy, reward)?)?;
 //! assert_eq!(trainer.version(), 1);
 //!
 //! let saved = trainer.save();

@@ -2,7 +2,7 @@
 //!
 //! Each log is read ahead until it is `reorder_ms` past the earliest event held from it; the earliest of all logs goes
 //! next. What is further out of order than that goes when it is met, and is counted. Memory is bounded by the window
-//! and, should the clock of a log stand still, by a number of events.
+//! and, should the clock of a log stand still, by a number of events and of bytes.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -20,8 +20,9 @@ pub struct Sourced {
     pub line: u64,
 }
 
-/// The most events held of one log.
+/// The most events held of one log, and their most bytes.
 const HELD_MAX: usize = 100_000;
+const HELD_BYTES_MAX: usize = 256 << 20;
 
 /// Merges logs of events, each an iterator that may fail.
 pub struct Merge<I> {
@@ -36,6 +37,7 @@ struct Log<I> {
     ended: bool,
     newest_ms: i64,
     held: BinaryHeap<Held>,
+    held_bytes: usize,
     /// A bad event that was met: it goes at once.
     bad: Option<Sourced>,
 }
@@ -49,7 +51,14 @@ where
 {
     /// Merges `logs`.
     pub fn new(logs: impl IntoIterator<Item = I>, reorder_ms: u64) -> Self {
-        let log = |events| Log { events, ended: false, newest_ms: i64::MIN, held: BinaryHeap::new(), bad: None };
+        let log = |events| Log {
+            events,
+            ended: false,
+            newest_ms: i64::MIN,
+            held: BinaryHeap::new(),
+            held_bytes: 0,
+            bad: None,
+        };
         Self { logs: logs.into_iter().map(log).collect(), reorder_ms, last_ms: None, out_of_order: 0 }
     }
 
@@ -80,7 +89,9 @@ where
             }
         }
         let earliest = self.earliest()?;
-        let Held(event) = self.logs[earliest].held.pop()?;
+        let log = &mut self.logs[earliest];
+        let Held(event) = log.held.pop()?;
+        log.held_bytes -= event.input.bytes();
         let ts_ms = event.input.key().map(|key| key.0);
         self.out_of_order += u64::from(ts_ms < self.last_ms);
         self.last_ms = self.last_ms.max(ts_ms);
@@ -94,13 +105,15 @@ where
 {
     /// Reads until the earliest held event is out of the window, or a bad event is met.
     fn read_ahead(&mut self, reorder_ms: u64) -> Result<(), E> {
-        while !self.ended && self.bad.is_none() && self.held.len() < HELD_MAX && !self.is_ahead(reorder_ms) {
+        let room = |log: &Self| log.held.len() < HELD_MAX && log.held_bytes < HELD_BYTES_MAX;
+        while !self.ended && self.bad.is_none() && room(self) && !self.is_ahead(reorder_ms) {
             match self.events.next().transpose()? {
                 None => self.ended = true,
                 Some(event) => match event.input.key().map(|key| key.0) {
                     None => self.bad = Some(event),
                     Some(ts_ms) => {
                         self.newest_ms = self.newest_ms.max(ts_ms);
+                        self.held_bytes += event.input.bytes();
                         self.held.push(Held(event));
                     }
                 },

@@ -25,7 +25,8 @@ use crate::simulate::run::{Plan, run as run_loop};
 ///
 /// Each round a query comes, the current policy draws one of the models, and the model earns a reward of 0 or 1 with
 /// a probability that depends on query and model. The learner sees only that reward. In the table, "gap closed" is 0%
-/// for always using the single best model and 100% for knowing the best model of every query.
+/// for always using the single best model and 100% for knowing the best model of every query. learner.dim and
+/// learner.models are the demo's own: --dim and --models.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -47,7 +48,7 @@ pub struct Args {
     /// The paper's s: the rank of the models' kernels
     #[arg(long, default_value_t = 2, value_parser = positive)]
     intrinsic_rank: usize,
-    /// Standard deviation of expected rewards over queries and models
+    /// Standard deviation of expected rewards over queries and models, before they are clipped to 0..1
     #[arg(long, default_value_t = 0.3, value_parser = positive_number)]
     signal: f64,
     /// Number of items (--world items)
@@ -143,6 +144,7 @@ const BINS: u64 = 200;
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+    config.check().map_err(|e| Failure::Usage(e.into()))?;
     let specs = contestants(args, config).map_err(|e| Failure::Usage(e.into()))?;
     let jobs: Vec<Job> = (0..args.runs)
         .flat_map(|run| (0..specs.len()).map(move |contestant| (contestant, run)))
@@ -224,7 +226,7 @@ fn world(args: &Args, seed: u64) -> Box<dyn World> {
 
 /// Runs all jobs on all cores; the results do not depend on how many there are.
 fn run_all(args: &Args, specs: &[(String, Spec)], jobs: &[Job]) -> anyhow::Result<Vec<Outcome>> {
-    let progress = Progress::new("learning", args.rounds * jobs.len() as u64);
+    let progress = Progress::new("learning", args.rounds.saturating_mul(jobs.len() as u64));
     let next = AtomicUsize::new(0);
     let slots: Vec<Mutex<Option<anyhow::Result<Outcome>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
     let work = || {
@@ -259,7 +261,7 @@ fn run_one(args: &Args, spec: &Spec, seed: u64, progress: &Progress) -> anyhow::
         switch_at: args.switch_at,
         seed,
     };
-    let mut history = History::new(args.rounds, BINS, COMPARATOR_NORM / world.true_norm().max(f64::MIN_POSITIVE));
+    let mut history = History::new(args.rounds, BINS);
     let stride = (args.rounds / 200).max(1);
     let mut told = 0;
     run_loop(&mut *world, &mut trainer, &plan, &mut history, |history| {
@@ -271,10 +273,6 @@ fn run_one(args: &Args, spec: &Spec, seed: u64, progress: &Progress) -> anyhow::
     })?;
     Ok(Outcome { history, eigens: trainer.eigens() })
 }
-
-/// Regret is measured against W* scaled to this nuclear norm, the practical preset's tau: W* itself would be played
-/// almost uniformly, and beaten by everyone.
-const COMPARATOR_NORM: f64 = 300.0;
 
 /// A line of the table: a figure for each run.
 struct Row {
@@ -519,7 +517,7 @@ fn positive(text: &str) -> Result<usize, String> {
 }
 
 fn positive_number(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|x: &f64| *x > 0.0 && x.is_finite()).ok_or_else(|| "must be a number above 0".to_owned())
+    text.parse().ok().filter(|x| (1e-6..=1e6).contains(x)).ok_or_else(|| "must be a number from 1e-6 to 1e6".to_owned())
 }
 
 fn share(text: &str) -> Result<f64, String> {

@@ -64,13 +64,18 @@ impl From<anyhow::Error> for Failure {
 impl Cli {
     /// Runs the command.
     pub fn run(self) -> Result<(), Failure> {
-        let config = settings::load(self.common.config.as_deref(), &self.common.set, std::env::vars())?;
+        let config = settings::load(self.common.config.as_deref(), &self.common.set, variables())?;
         match self.command {
             Command::Demo(args) => demo::run(&args, &config),
             Command::Replay(args) => replay::run(&args, &config),
             Command::CheckConfig(args) => check_config::run(&args, &config),
         }
     }
+}
+
+/// The environment, but for what is no text: it cannot be ours.
+fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 /// Writes a page into a directory, which is made if need be.

@@ -21,7 +21,7 @@ impl Progress {
     /// Starts it.
     pub fn new(what: &str, total: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let style = "{prefix} {bar:32} {percent:>3}%  {msg}  {per_sec}, {eta} left";
+            let style = "{prefix} {bar:32} {percent:>3}%  {msg}  {eta} left";
             let bar = ProgressBar::new(total).with_prefix(what.to_owned());
             bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar.enable_steady_tick(Duration::from_millis(100));

@@ -1,11 +1,12 @@
 //! `pointsman replay`: historical logs through the learner.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use base64::Engine as _;
@@ -38,7 +39,7 @@ pub struct Args {
     /// Leave join windows and a partial batch open at the end
     #[arg(long)]
     keep_open: bool,
-    /// Where bad events go, with their reason; made when the first one comes
+    /// Where bad events are added, with their reason; made when the first one comes
     #[arg(long, value_name = "FILE", default_value = "pointsman-dead-letters.jsonl")]
     dead_letters: PathBuf,
     /// Directory for an HTML report
@@ -72,7 +73,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
 struct Outcome {
     engine: Engine,
     out_of_order: u64,
-    trends: std::collections::BTreeMap<Name, Trend>,
+    trends: BTreeMap<Name, Trend>,
 }
 
 fn replay(args: &Args, settings: Settings) -> anyhow::Result<Outcome> {
@@ -91,6 +92,8 @@ fn replay(args: &Args, settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome { engine: Engine::new(settings), out_of_order: 0, trends: Default::default() };
     let mut dead_letters = DeadLetters { path: &args.dead_letters, file: None };
     let progress = Progress::new("replaying", total);
+    let start = Instant::now();
+    let speed = |events: u64| format!("{events} events, {:.0}/s", events as f64 / start.elapsed().as_secs_f64());
     let (mut told, mut events) = (0, 0_u64);
     for event in &mut merge {
         let event = event.context("a log cannot be read to its end")?;
@@ -102,11 +105,11 @@ fn replay(args: &Args, settings: Settings) -> anyhow::Result<Outcome> {
         events += 1;
         if events.is_multiple_of(1024) {
             let read = bytes_read.load(Ordering::Relaxed);
-            progress.advance(read - told, || format!("{events} events"));
+            progress.advance(read - told, || speed(events));
             told = read;
         }
     }
-    progress.advance(bytes_read.load(Ordering::Relaxed) - told, || format!("{events} events"));
+    progress.advance(bytes_read.load(Ordering::Relaxed) - told, || speed(events));
     progress.finish();
     dead_letters.close()?;
     if !args.keep_open {
@@ -117,7 +120,7 @@ fn replay(args: &Args, settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-fn note(trends: &mut std::collections::BTreeMap<Name, Trend>, applied: &[Applied]) {
+fn note(trends: &mut BTreeMap<Name, Trend>, applied: &[Applied]) {
     for example in applied {
         trends.entry(example.space.clone()).or_default().add(example.model, example.reward);
     }
@@ -134,7 +137,10 @@ impl DeadLetters<'_> {
         let cannot = || format!("cannot write dead letters to {}", self.path.display());
         let file = match &mut self.file {
             Some(file) => file,
-            None => self.file.insert(BufWriter::new(File::create(self.path).with_context(cannot)?)),
+            None => {
+                let file = File::options().create(true).append(true).open(self.path).with_context(cannot)?;
+                self.file.insert(BufWriter::new(file))
+            }
         };
         let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
         let record = json!({

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::linalg::{axpy, columns_add, columns_dot, dot, polish, product};
 use super::projection::Ball;
 use super::secular::Secular;
-use super::spectra::{Eigen, Gradient, IN_SPAN, Step, explicit_step};
+use super::spectra::{Eigen, Gradient, IN_SPAN, Step, UNIT_MAX, explicit_step};
 
 /// How many recent queries are kept before the factors are multiplied out.
 const RECENT_MAX: usize = 16;
@@ -40,6 +40,9 @@ const GROWTH_MAX: f64 = 1e3;
 /// Orthonormality is restored once in so many multiplications, long before rounding errors have added up, and at every
 /// one before which errors have grown.
 const POLISH_EVERY: u32 = 32;
+
+/// The most that an entry of C can be: new directions are bounded by [`COEFFICIENTS_MAX`], and growth by [`GROWTH_MAX`].
+const ROWS_MAX: f64 = 1e9;
 
 /// The parameters of all models.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -142,26 +145,31 @@ impl Factored {
         self.models.iter().map(eigen).collect()
     }
 
-    /// Whether a state that came from outside has this shape and finite numbers.
+    /// Projects parameters that were made in another ball.
+    pub fn move_to(&mut self, ball: &Ball) {
+        self.models.iter_mut().for_each(|factor| ball.pull_in(&mut factor.gamma, &mut factor.lambda));
+    }
+
+    /// Whether a state that came from outside can be one of this space: shape, finite numbers, inside of the ball.
     pub fn is_sound(&self, ball: &Ball, dim: usize, models: usize) -> bool {
-        let finite = |values: &[f64]| values.iter().all(|x| x.is_finite());
+        let unit = |values: &[f64]| values.iter().all(|x| x.abs() <= UNIT_MAX);
+        let small = |values: &[f64]| values.iter().all(|x| x.abs() <= ROWS_MAX);
         let recent = self.recent.len() / dim;
         self.recent.len() == recent * dim
             && recent <= RECENT_MAX
-            && finite(&self.recent)
+            && unit(&self.recent)
             && self.models.len() == models
             && self.models.iter().all(|factor| {
                 let (rank, base) = (factor.gamma.len(), factor.base.len() / dim);
-                rank <= ball.rank
+                ball.holds(&factor.gamma, &factor.lambda)
                     && (0.0..=GROWTH_MAX).contains(&factor.growth)
-                    && factor.lambda.len() == rank
                     && factor.base.len() == base * dim
                     && base <= ball.rank + OWN_MAX
                     && factor.base_rows.len() == base * rank
                     && factor.recent_rows.len() == recent * rank
-                    && [&factor.gamma, &factor.lambda, &factor.base, &factor.base_rows, &factor.recent_rows]
-                        .into_iter()
-                        .all(|values| finite(values))
+                    && unit(&factor.base)
+                    && small(&factor.base_rows)
+                    && small(&factor.recent_rows)
             })
     }
 

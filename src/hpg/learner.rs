@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::factored::Factored;
 use super::gradient::{Baseline, Estimator, coefficients};
+use super::projection::Ball;
 use super::schedule::shrink;
 use super::spectra::{Eigen, Exact, Explicit, Gradient, Lazy, Spectra, Step};
 use crate::config::{HpgSpec, Mode};
@@ -24,6 +25,8 @@ pub struct Hpg {
 /// What it remembers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HpgState {
+    /// The ball that the parameters were projected on.
+    ball: Ball,
     spectra: Spectra,
 }
 
@@ -39,10 +42,20 @@ impl Hpg {
         Self { spec, dim, models, half_life, spectra }
     }
 
-    /// Goes on from a state, if it fits.
-    pub fn restore(spec: HpgSpec, dim: usize, models: usize, half_life: Option<f64>, state: HpgState) -> Option<Self> {
+    /// Goes on from a state, if it fits. Parameters of another ball are projected on this one.
+    pub fn restore(
+        spec: HpgSpec,
+        dim: usize,
+        models: usize,
+        half_life: Option<f64>,
+        mut state: HpgState,
+    ) -> Option<Self> {
         let mut hpg = Self::new(spec, dim, models, half_life);
         let same_mode = std::mem::discriminant(&hpg.spectra) == std::mem::discriminant(&state.spectra);
+        // In the same ball nothing moves, not even by rounding.
+        if (state.ball.tau, state.ball.beta) != (hpg.spec.ball.tau, hpg.spec.ball.beta) {
+            state.spectra.move_to(&hpg.spec.ball, dim);
+        }
         if !same_mode || !state.spectra.is_sound(&hpg.spec.ball, dim, models) {
             return None;
         }
@@ -52,7 +65,7 @@ impl Hpg {
 
     /// What it remembers.
     pub fn state(&self) -> HpgState {
-        HpgState { spectra: self.spectra.clone() }
+        HpgState { ball: self.spec.ball, spectra: self.spectra.clone() }
     }
 
     /// q'W_m q of each model.

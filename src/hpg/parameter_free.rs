@@ -26,8 +26,8 @@ const INITIAL_WEALTH: f64 = 1.0;
 pub struct ParameterFree {
     inner: Hpg,
     bettors: Vec<Bettor>,
-    /// What brings g into -1..1: the largest weight, where weights are used.
-    gradient_max: f64,
+    estimator: Estimator,
+    weight_cap: f64,
 }
 
 /// What it remembers.
@@ -38,12 +38,11 @@ pub struct ParameterFreeState {
 }
 
 impl ParameterFree {
-    /// W = 0. `weighted`: whether logged events carry weights other than 1.
-    pub fn new(spec: HpgSpec, dim: usize, models: usize, half_life: Option<f64>, weighted: bool) -> Self {
-        let weighted = weighted || spec.estimator == Estimator::Importance;
-        let gradient_max = if weighted { spec.weight_cap } else { 1.0 };
+    /// W = 0.
+    pub fn new(spec: HpgSpec, dim: usize, models: usize, half_life: Option<f64>) -> Self {
+        let (estimator, weight_cap) = (spec.estimator, spec.weight_cap);
         let bettors = vec![Bettor::new(INITIAL_WEALTH); models];
-        Self { inner: Hpg::new(spec, dim, models, half_life), bettors, gradient_max }
+        Self { inner: Hpg::new(spec, dim, models, half_life), bettors, estimator, weight_cap }
     }
 
     /// Goes on from a state, if it fits.
@@ -52,10 +51,9 @@ impl ParameterFree {
         dim: usize,
         models: usize,
         half_life: Option<f64>,
-        weighted: bool,
         state: ParameterFreeState,
     ) -> Option<Self> {
-        let mut free = Self::new(spec.clone(), dim, models, half_life, weighted);
+        let mut free = Self::new(spec.clone(), dim, models, half_life);
         free.inner = Hpg::restore(spec, dim, models, half_life, state.inner)?;
         let sound = state.bettors.len() == models && state.bettors.iter().all(Bettor::is_sound);
         free.bettors = state.bettors;
@@ -85,8 +83,11 @@ impl Learner for ParameterFree {
             let query = lesson.example.query();
             self.inner.quadratic_scores(query.as_slice(), &mut directions);
             self.inner.lesson_coefficients(lesson, |out| self.scores(query, out), &mut c);
+            // What brings g into -1..1: the largest weight, where the example can have one other than 1.
+            let weighted = self.estimator == Estimator::Importance || lesson.example.is_weighted();
+            let gradient_max = if weighted { self.weight_cap } else { 1.0 };
             for ((bettor, c), direction) in self.bettors.iter_mut().zip(&c).zip(&directions) {
-                bettor.step(-c * direction / self.gradient_max);
+                bettor.step(-c * direction / gradient_max);
             }
             all.extend_from_slice(&c);
         }

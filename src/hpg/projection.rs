@@ -52,6 +52,22 @@ impl Ball {
         }
     }
 
+    /// Whether mirror eigenvalues and those of W belong together and are inside.
+    pub fn holds(&self, gamma: &[f64], lambda: &[f64]) -> bool {
+        let belongs = |(gamma, lambda): (&f64, &f64)| (self.primal(*gamma) - lambda).abs() <= 1e-9 * lambda.abs();
+        gamma.len() == lambda.len()
+            && gamma.len() <= self.rank
+            && gamma.iter().zip(lambda).all(belongs)
+            && lambda.iter().map(|lambda| lambda.abs()).sum::<f64>() <= self.tau * (1.0 + 1e-9)
+    }
+
+    /// Projects mirror eigenvalues that another ball allowed, and makes those of W anew.
+    pub fn pull_in(&self, gamma: &mut [f64], lambda: &mut Vec<f64>) {
+        self.project(gamma);
+        lambda.clear();
+        lambda.extend(gamma.iter().map(|&gamma| self.primal(gamma)));
+    }
+
     /// The eigenvalue of W that belongs to a mirror eigenvalue.
     pub fn primal(&self, gamma: f64) -> f64 {
         self.beta * gamma.sinh()

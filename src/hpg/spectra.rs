@@ -13,7 +13,7 @@ use std::cell::OnceCell;
 use serde::{Deserialize, Serialize};
 
 use super::factored::Factored;
-use super::linalg::{axpy, columns_add, columns_dot, dot, product, symmetric_eigen};
+use super::linalg::{axpy, columns_add, columns_dot, compose, dot, product, symmetric_eigen};
 use super::projection::Ball;
 
 /// One example's descent direction, c_m q q' for each model m.
@@ -91,7 +91,25 @@ impl Spectra {
         }
     }
 
-    /// Whether a state that came from outside has the shape of this space and finite numbers.
+    /// Projects parameters that were made in another ball.
+    pub fn move_to(&mut self, ball: &Ball, dim: usize) {
+        match self {
+            Self::Exact(Exact { mirrors, eigens }) => {
+                for (mirror, eigen) in mirrors.iter_mut().zip(eigens) {
+                    ball.pull_in(&mut eigen.gamma, &mut eigen.lambda);
+                    *mirror = compose(dim, &eigen.gamma, &eigen.vectors);
+                }
+            }
+            Self::Explicit(Explicit { eigens }) => {
+                eigens.iter_mut().for_each(|eigen| ball.pull_in(&mut eigen.gamma, &mut eigen.lambda));
+            }
+            Self::Factored(factored) => factored.move_to(ball),
+            // Its sums know no ball.
+            Self::Lazy(_) => {}
+        }
+    }
+
+    /// Whether a state that came from outside can be one of this space: shape, finite numbers, inside of the ball.
     pub fn is_sound(&self, ball: &Ball, dim: usize, models: usize) -> bool {
         let sound = |eigens: &[Eigen]| eigens.len() == models && eigens.iter().all(|e| e.is_sound(ball, dim));
         match self {
@@ -102,8 +120,9 @@ impl Spectra {
             Self::Explicit(explicit) => sound(&explicit.eigens),
             Self::Factored(factored) => factored.is_sound(ball, dim, models),
             Self::Lazy(lazy) => {
-                let packed = |y: &Vec<f64>| y.len() == dim * (dim + 1) / 2 && y.iter().all(|x| x.is_finite());
-                lazy.rate.is_finite() && lazy.sums.len() == models && lazy.sums.iter().all(packed)
+                let bounded = |x: &f64| (lazy.rate * x).abs() <= SUM_MAX;
+                let packed = |y: &Vec<f64>| y.len() == dim * (dim + 1) / 2 && y.iter().all(bounded);
+                lazy.sums.len() == models && lazy.sums.iter().all(packed)
             }
         }
     }
@@ -122,11 +141,9 @@ impl Eigen {
     }
 
     fn is_sound(&self, ball: &Ball, dim: usize) -> bool {
-        let r = self.gamma.len();
-        r <= ball.rank
-            && self.lambda.len() == r
-            && self.vectors.len() == r * dim
-            && self.gamma.iter().chain(&self.lambda).chain(&self.vectors).all(|x| x.is_finite())
+        ball.holds(&self.gamma, &self.lambda)
+            && self.vectors.len() == self.gamma.len() * dim
+            && self.vectors.iter().all(|x| x.abs() <= UNIT_MAX)
     }
 
     /// Projects the decomposition gamma~ (all of it) of a mirror matrix and keeps what the ball keeps.
@@ -243,6 +260,12 @@ fn extend_basis(basis: &mut Vec<f64>, query: &[f64]) {
     basis.extend(direction);
 }
 
+/// The most that an entry of a unit vector can be, with rounding.
+pub const UNIT_MAX: f64 = 1.0 + 1e-6;
+
+/// The most that an entry of a sum of gradients, times the rate, can have become in any stream.
+const SUM_MAX: f64 = 1e30;
+
 /// A unit query closer than this to the span of the eigenvectors is in it: what is left is rounding.
 pub const IN_SPAN: f64 = 1e-13;
 
@@ -303,15 +326,4 @@ fn eigen_scores(eigens: &[Eigen], query: &[f64], scores: &mut [f64]) {
     for (score, eigen) in scores.iter_mut().zip(eigens) {
         *score = eigen.score(query);
     }
-}
-
-/// V diag(values) V', d x d.
-fn compose(dim: usize, values: &[f64], vectors: &[f64]) -> Vec<f64> {
-    let mut dense = vec![0.0; dim * dim];
-    for (&value, vector) in values.iter().zip(vectors.chunks_exact(dim)) {
-        for (column, &v) in dense.chunks_exact_mut(dim).zip(vector) {
-            axpy(value * v, vector, column);
-        }
-    }
-    dense
 }

@@ -2,7 +2,10 @@
 
 use crate::event::Query;
 use crate::learner::{Learner, LearnerState, Lesson};
-use crate::router::{ScoreForm, uniform};
+use crate::router::ScoreForm;
+
+/// A score beside which the others' share is below the precision of f64.
+const CERTAIN: f64 = 1000.0;
 
 /// Every model with the same probability.
 #[derive(Debug, Clone)]
@@ -39,19 +42,15 @@ pub struct Fixed {
 impl Learner for Fixed {
     fn scores(&self, _query: &Query, scores: &mut [f64]) {
         scores.fill(0.0);
+        scores[self.model] = CERTAIN;
     }
 
     fn apply(&mut self, _batch: &[Lesson], _version: u64) {}
 
     fn score_forms(&self) -> Vec<ScoreForm> {
-        vec![ScoreForm::default(); self.models]
-    }
-
-    /// No finite score makes a probability 1, so the whole policy is the distribution that is mixed in.
-    fn floor(&self, exploration: f64, models: usize) -> (f64, Vec<f64>) {
-        let mut distribution: Vec<f64> = uniform(models).iter().map(|p| exploration * p).collect();
-        distribution[self.model] += 1.0 - exploration;
-        (1.0, distribution)
+        let mut forms = vec![ScoreForm::default(); self.models];
+        forms[self.model].bias = CERTAIN as f32;
+        forms
     }
 
     fn save(&self) -> LearnerState {

@@ -23,8 +23,6 @@ struct Sums {
 #[derive(Debug, Clone)]
 pub struct History {
     bin_rounds: u64,
-    /// What W* is multiplied by for the policy that regret is measured against.
-    sharpness: f64,
     bins: Vec<Sums>,
 }
 
@@ -71,13 +69,13 @@ impl Summary {
 }
 
 impl History {
-    /// For `rounds` rounds in at most `bins` bins. Regret is measured against the policy of `sharpness` W*.
-    pub fn new(rounds: u64, bins: u64, sharpness: f64) -> Self {
-        Self { bin_rounds: rounds.div_ceil(bins.max(1)).max(1), sharpness, bins: Vec::new() }
+    /// For `rounds` rounds in at most `bins` bins.
+    pub fn new(rounds: u64, bins: u64) -> Self {
+        Self { bin_rounds: rounds.div_ceil(bins.max(1)).max(1), bins: Vec::new() }
     }
 
-    /// Adds a round: expected rewards, q'W*_m q, and the decision.
-    pub fn add(&mut self, expected: &[f64], true_scores: &[f64], decision: &Decision) {
+    /// Adds a round: expected rewards, scores of the policy that regret is measured against, and the decision.
+    pub fn add(&mut self, expected: &[f64], best_scores: &[f64], decision: &Decision) {
         if self.bins.last().is_none_or(|bin| bin.rounds == self.bin_rounds) {
             let models = expected.len();
             self.bins.push(Sums { constants: vec![0.0; models], traffic: vec![0.0; models], ..Sums::default() });
@@ -90,8 +88,7 @@ impl History {
         bin.oracle += expected.iter().fold(0.0_f64, |m, &r| m.max(r));
         bin.constants.iter_mut().zip(expected).for_each(|(sum, r)| *sum += r);
         bin.traffic[decision.model] += 1.0;
-        let scores: Vec<f64> = true_scores.iter().map(|s| self.sharpness * s).collect();
-        let best = Sampling::Softmax.core(&scores);
+        let best = Sampling::Softmax.core(best_scores);
         bin.regret += best.iter().zip(expected).map(|(p, r)| p * r).sum::<f64>() - mean;
         // <grad L, W - W*> = sum_m pi_m (r_m - mean) log(pi*_m / pi_m), the paper's Proposition on both regrets.
         let policy = &decision.distribution.policy;
@@ -168,7 +165,7 @@ mod tests {
     /// Two models, model 0 best on even rounds, model 1 on odd ones; the policy knows.
     #[test]
     fn figures_of_a_run_known_in_full() {
-        let mut history = History::new(100, 10, 1.0);
+        let mut history = History::new(100, 10);
         for t in 0..100 {
             let expected = if t % 2 == 0 { [1.0, 0.0] } else { [0.5, 1.0] };
             let policy = if t < 50 { uniform(2) } else { vec![f64::from(1 - t % 2), f64::from(t % 2)] };

@@ -16,7 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use super::queries::{Queries, Shape};
 use super::{World, normals, random_direction};
 use crate::event::Query;
-use crate::hpg::linalg::{axpy, dot, symmetric_eigen};
+use crate::hpg::linalg::{axpy, dot, nuclear_norm};
 
 /// What an item world is made from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -168,8 +168,7 @@ impl Truth {
                     }
                 }
             }
-            let (values, _) = symmetric_eigen(d, &w);
-            self.norm = self.norm.max(values.iter().map(|v| v.abs()).sum());
+            self.norm = self.norm.max(nuclear_norm(d, &w));
             self.quadratic.push(w);
         }
     }

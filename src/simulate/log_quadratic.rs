@@ -5,8 +5,8 @@
 //! ```
 //!
 //! c_m balances the two halves over the query distribution: no model is better than another on the whole, and all that
-//! there is to gain lies in the query. W* is scaled so that rewards spread by a given standard deviation over queries
-//! and models: with a fixed norm instead, isotropic queries in high dimension would carry no signal.
+//! there is to gain lies in the query. W* is scaled so that rewards, before they are clipped, spread by a given standard
+//! deviation over queries and models: with a fixed norm instead, isotropic queries in high dimension would carry no signal.
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use super::queries::{Queries, Shape};
 use super::{World, random_direction};
 use crate::event::Query;
-use crate::hpg::linalg::dot;
+use crate::hpg::linalg::{compose, dot, nuclear_norm};
 
 /// What a log-quadratic world is made from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,7 +25,7 @@ pub struct LogQuadraticSpec {
     pub models: usize,
     /// s: the W*_m have rank 2s.
     pub intrinsic_rank: usize,
-    /// Standard deviation of expected rewards over queries and models.
+    /// Standard deviation of expected rewards over queries and models, before they are clipped.
     pub signal: f64,
     /// Shape of the query distribution.
     pub shape: Shape,
@@ -37,6 +37,7 @@ pub struct LogQuadraticSpec {
 pub struct LogQuadratic {
     spec: LogQuadraticSpec,
     truth: Vec<Truth>,
+    norm: f64,
     queries: Queries,
     switches: u64,
 }
@@ -55,7 +56,7 @@ impl LogQuadratic {
     pub fn new(spec: LogQuadraticSpec) -> Self {
         let queries = Queries::new(spec.shape, spec.dim, spec.seed);
         let truth = draw_truth(&spec, &queries, 0);
-        Self { spec, truth, queries, switches: 0 }
+        Self { spec, norm: largest_norm(&truth, spec.dim), truth, queries, switches: 0 }
     }
 }
 
@@ -81,13 +82,13 @@ impl World for LogQuadratic {
     }
 
     fn true_norm(&self) -> f64 {
-        let norm = |truth: &Truth| truth.values.iter().map(|v| v.abs()).sum::<f64>();
-        self.truth.iter().map(norm).fold(0.0, f64::max)
+        self.norm
     }
 
     fn switch(&mut self) {
         self.switches += 1;
         self.truth = draw_truth(&self.spec, &self.queries, self.switches);
+        self.norm = largest_norm(&self.truth, self.spec.dim);
     }
 }
 
@@ -108,6 +109,11 @@ impl Truth {
     fn score(&self, query: &Query) -> f64 {
         self.values.iter().zip(&self.vectors).map(|(value, v)| value * dot(v, query.as_slice()).powi(2)).sum()
     }
+}
+
+fn largest_norm(truth: &[Truth], dim: usize) -> f64 {
+    let dense = |truth: &Truth| compose(dim, &truth.values, &truth.vectors.concat());
+    truth.iter().map(|truth| nuclear_norm(dim, &dense(truth))).fold(0.0, f64::max)
 }
 
 /// Draws W* and scales it; `period` counts the switches before.

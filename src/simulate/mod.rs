@@ -11,7 +11,6 @@ pub mod queries;
 pub mod run;
 
 use rand::{Rng, RngExt};
-use rand_distr::StandardNormal;
 
 use crate::event::Query;
 
@@ -32,7 +31,7 @@ pub trait World: Send {
     /// q'W*_m q for each model: the quadratic part of the truth.
     fn true_scores(&self, query: &Query) -> Vec<f64>;
 
-    /// A bound of the nuclear norms of the W*_m.
+    /// The largest nuclear norm of the W*_m.
     fn true_norm(&self) -> f64;
 
     /// Changes abruptly what the models are good at.
@@ -48,7 +47,12 @@ pub(crate) fn random_direction(dim: usize, generator: &mut impl Rng) -> Vec<f64>
     }
 }
 
-/// Independent standard normal numbers.
+/// Independent standard normal numbers, by Box and Muller: with functions whose bits no platform's library decides.
 pub(crate) fn normals(n: usize, generator: &mut impl Rng) -> Vec<f64> {
-    (0..n).map(|_| generator.sample(StandardNormal)).collect()
+    let mut normal = || {
+        // 1 - u is never 0, whose logarithm is infinite.
+        let (u, angle): (f64, f64) = generator.random();
+        (-2.0 * libm::log(1.0 - u)).sqrt() * libm::cos(std::f64::consts::TAU * angle)
+    };
+    (0..n).map(|_| normal()).collect()
 }

@@ -246,10 +246,13 @@ impl Parser {
         if let Some(value) = optional(object, &fields.propensities) {
             return distribution(value, &fields.propensities).map(Propensities::Full);
         }
-        if self.missing == MissingPropensities::Reject {
+        let chosen = optional(object, &fields.propensity);
+        // The policy and the chosen model's propensity are all that learning needs.
+        let enough = chosen.is_some() && optional(object, &fields.policy).is_some();
+        if self.missing == MissingPropensities::Reject && !enough {
             return Err(Bad::MissingPropensities);
         }
-        let Some(value) = optional(object, &fields.propensity) else { return Ok(Propensities::Unknown) };
+        let Some(value) = chosen else { return Ok(Propensities::Unknown) };
         let chosen = number(value, &fields.propensity)?;
         match chosen > 0.0 && chosen <= 1.0 {
             true => Ok(Propensities::Chosen(chosen)),
@@ -439,6 +442,10 @@ mod tests {
         assert_eq!(unknown.propensities, Propensities::Unknown);
         let bad = parser(set).query(text.replace("0.25", "0").as_bytes()).unwrap_err();
         assert_eq!(bad.reason(), "bad-propensities");
+        let reject = set.replace("uniform", "reject");
+        assert_eq!(parser(&reject).query(text.as_bytes()).unwrap_err().reason(), "missing-propensities");
+        let with_policy = text.replace("\"p\":", "\"policy\":{\"bge\":1},\"p\":");
+        assert!(parser(&reject).query(with_policy.as_bytes()).is_ok());
     }
 
     proptest! {

@@ -99,7 +99,7 @@ fn parameter_free() {
         };
         let Method::HpgParameterFree(spec @ HpgSpec { .. }) = config.check().unwrap().method else { panic!() };
         assert_eq!((spec.ball.tau, spec.ball.beta), (run.tau, run.beta));
-        let mut learner = ParameterFree::new(spec, run.dim, run.models, None, false);
+        let mut learner = ParameterFree::new(spec, run.dim, run.models, None);
         for (t, step) in run.steps.iter().enumerate() {
             assert_close(&learner.magnitudes(), &step.z, 1e-8);
             let query = Query::new(step.q.clone()).unwrap();

@@ -8,7 +8,7 @@ use pointsman::hpg::projection::Ball;
 use pointsman::hpg::schedule::shrink;
 use pointsman::hpg::spectra::{Eigen, Exact, Explicit, Gradient, Lazy, Spectra, Step, explicit_step};
 use pointsman::learner::{Decision, Trainer};
-use pointsman::router::{Params, Sampling};
+use pointsman::router::{Distribution, Params, Sampling};
 use pointsman::wire::params;
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
@@ -266,8 +266,44 @@ fn damaged_states_are_refused() {
             flipped[at] ^= 1 << (at % 8);
             assert!(Trainer::restore(spec.clone(), &flipped).is_err(), "byte {at} of {config:?}");
             assert!(Trainer::restore(spec.clone(), &saved[..at]).is_err(), "{at} bytes of {config:?}");
-            // With a checksum that was made to fit the damage may go unnoticed, but never past a panic.
-            let _ = Trainer::restore(spec.clone(), &resealed(flipped));
+            // With a checksum that was made to fit the damage may go unnoticed, but must do no harm.
+            if let Ok(mut trainer) = Trainer::restore(spec.clone(), &resealed(flipped)) {
+                assert_usable(&mut trainer);
+            }
+        }
+    }
+}
+
+fn assert_usable(trainer: &mut Trainer) {
+    let query = Query::new((0..trainer.spec().dim).map(|i| 1.0 + i as f64)).unwrap();
+    for _ in 0..3 {
+        let distribution = trainer.distribution(&query).unwrap();
+        assert!((distribution.propensities.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{distribution:?}");
+        let decision = trainer.decide(&query).unwrap();
+        let Distribution { propensities, policy } = decision.distribution;
+        let example = Example::new(query.clone(), decision.model, propensities, Some(policy), 1.0).unwrap();
+        trainer.learn(example).unwrap();
+    }
+}
+
+/// Another tau, beta or eta is no other state: it goes on inside of the new ball.
+#[test]
+fn hyper_parameters_may_change_between_runs() {
+    for mode in [Mode::Exact, Mode::Explicit, Mode::Factored, Mode::Lazy] {
+        for (tau, beta) in [(0.5, 1.0), (0.5, 0.01), (1000.0, 5.0)] {
+            let models = vec!["a".to_owned(), "b".to_owned(), "c".to_owned()];
+            let config =
+                LearnerConfig { dim: 6, models, tau: Some(30.0), beta: Some(1.0), mode, ..LearnerConfig::default() };
+            let saved = taught(&config, Stream::Isotropic, 60).save();
+            let changed = LearnerConfig { tau: Some(tau), beta: Some(beta), eta: Some(0.2), ..config };
+            let mut trainer = Trainer::restore(changed.check().unwrap(), &saved).unwrap();
+            let inside = |trainer: &Trainer| {
+                let norm = |eigen: &Eigen| eigen.lambda.iter().map(|lambda| lambda.abs()).sum::<f64>();
+                trainer.eigens().iter().all(|eigen| norm(eigen) <= tau * (1.0 + 1e-9))
+            };
+            assert!(inside(&trainer), "{mode} {tau} {beta}");
+            assert_usable(&mut trainer);
+            assert!(inside(&trainer), "{mode} {tau} {beta}");
         }
     }
 }

@@ -32,11 +32,16 @@ fn learner(change: impl FnOnce(&mut LearnerConfig)) -> LearnerConfig {
     config
 }
 
-/// Share of the gap closed over the whole run and in its last tenth.
-fn gap_closed(mut world: Box<dyn World>, config: &LearnerConfig, plan: &Plan) -> (f64, f64) {
+fn history(mut world: Box<dyn World>, config: &LearnerConfig, plan: &Plan) -> History {
     let mut trainer = Trainer::new(config.check().unwrap());
-    let mut history = History::new(plan.rounds, 200, 1.0);
+    let mut history = History::new(plan.rounds, 200);
     run(&mut *world, &mut trainer, plan, &mut history, |_| ()).unwrap();
+    history
+}
+
+/// Share of the gap closed over the whole run and in its last tenth.
+fn gap_closed(world: Box<dyn World>, config: &LearnerConfig, plan: &Plan) -> (f64, f64) {
+    let history = history(world, config, plan);
     let closed = |share: f64| {
         let summary = history.summary(share);
         summary.gap_closed(summary.policy)
@@ -44,7 +49,7 @@ fn gap_closed(mut world: Box<dyn World>, config: &LearnerConfig, plan: &Plan) ->
     (closed(1.0), closed(0.1))
 }
 
-/// Mean over seeds 1 to `seeds`, on both cores.
+/// Mean over seeds 1 to `seeds`, in parallel.
 fn mean_gap_closed(seeds: u64, config: &LearnerConfig, plan: impl Fn(u64) -> Plan + Sync) -> (f64, f64) {
     let closed: Vec<(f64, f64)> = std::thread::scope(|scope| {
         let start = |seed| {
@@ -60,7 +65,7 @@ fn mean_gap_closed(seeds: u64, config: &LearnerConfig, plan: impl Fn(u64) -> Pla
 
 #[test]
 fn practical_hpg_closes_most_of_the_gap_and_theory_little() {
-    let (online, last) = mean_gap_closed(sized(5, 20) as u64, &learner(|_| ()), plan);
+    let (online, last) = mean_gap_closed(sized(20, 40) as u64, &learner(|_| ()), plan);
     println!("practical: {:.1}% of the gap online, {:.1}% in the last tenth", 100.0 * online, 100.0 * last);
     assert!(online >= 0.60 && last >= 0.68, "{online} {last}");
     let theory = learner(|c| {
@@ -68,7 +73,7 @@ fn practical_hpg_closes_most_of_the_gap_and_theory_little() {
     });
     let (online, last) = mean_gap_closed(sized(2, 10) as u64, &theory, plan);
     println!("theory: {:.1}% of the gap online, {:.1}% in the last tenth", 100.0 * online, 100.0 * last);
-    assert!(online <= 0.15 && last <= 0.35, "{online} {last}");
+    assert!(online <= 0.12 && last <= 0.30, "{online} {last}");
 }
 
 #[test]
@@ -98,13 +103,17 @@ fn forgetting_pays_after_a_switch() {
 
 #[test]
 fn those_who_learn_nothing_close_nothing() {
-    let (online, _) = gap_closed(power_law(1), &learner(|c| c.algorithm = Algorithm::Uniform), &plan(1));
-    assert!(online <= 0.0, "{online}");
-    let fixed = learner(|c| {
-        (c.algorithm, c.fixed_model) = (Algorithm::Fixed, Some("model-3".to_owned()));
-    });
-    let (online, _) = gap_closed(power_law(1), &fixed, &plan(1));
-    assert!(online <= 0.0, "{online}");
+    let short = Plan { rounds: 5000, ..plan(1) };
+    let summary = |config: &LearnerConfig| history(power_law(1), config, &short);
+    let uniform = summary(&learner(|c| c.algorithm = Algorithm::Uniform));
+    assert!((uniform.summary(1.0).policy - uniform.summary(1.0).uniform).abs() < 1e-12);
+    let best = uniform.best_constant();
+    let fixed = summary(&learner(|c| {
+        (c.algorithm, c.fixed_model) = (Algorithm::Fixed, Some(format!("model-{}", best + 1)));
+    }));
+    assert!((fixed.summary(1.0).policy - fixed.summary(1.0).best_constant).abs() < 1e-12);
+    let traffic: f64 = fixed.points().iter().map(|point| point.traffic[best]).sum();
+    assert_eq!(traffic, fixed.points().len() as f64);
 }
 
 #[test]
@@ -146,9 +155,9 @@ fn worlds_are_the_same_everywhere() {
         [digest(&mut LogQuadratic::new(quadratic)), digest(&mut Items::new(items))]
     });
     let expected = [
-        [13915948750631757145, 16444562956760350688],
-        [8322045720940201999, 4951431309549861335],
-        [5374168627550845544, 13291181405312423692],
+        [4731580436769989575, 14843835134138065135],
+        [16134531512726641193, 14791541634547967743],
+        [7981862775081399096, 13833233683677168179],
     ];
     assert_eq!(digests, expected);
 }
