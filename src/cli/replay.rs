@@ -25,7 +25,7 @@ use crate::wire::events::Parser;
 /// Learn from historical logs: queries and rewards, joined in event time and applied in order
 ///
 /// Files are JSON lines, plain, .gz or .zst; however many, they are merged by event time. The same logs and configuration
-/// give the same state, whatever the split into files. At the end all join windows are closed and a partial batch is
+/// give the same state, whatever the split into files, each in order to within join.reorder_ms. At the end all join windows are closed and a partial batch is
 /// applied, unless --keep-open.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
