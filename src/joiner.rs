@@ -12,6 +12,7 @@
 //!
 //! | outcome | when |
 //! |---|---|
+//! | retired | its model was removed, before it came or while it was open; it leaves no trace |
 //! | duplicate | its request has an open query, or is finished and remembered |
 //! | late | its window is past already; it leaves no trace |
 //! | joined | under `first` as soon as it has a reward, else when its window closes with at least one |
@@ -24,7 +25,7 @@
 //! | outcome | when |
 //! |---|---|
 //! | duplicate | under `first` its request has joined; else its identity is known in its request |
-//! | orphaned | no query within reach: it is older than ts_query - e, or no query came until it was past |
+//! | orphaned | no query within reach: it is older than ts_query - e, none came until it was past, or it was retired |
 //! | late | its request is finished, however that came about |
 //! | used | it went into an example, alone or aggregated |
 //! | evicted | it was held for a request that was evicted |
@@ -34,13 +35,17 @@
 //! has joined, expired or been evicted. It is then remembered, with the identities of its rewards, until T is past both
 //! its end + `remember_ms` and its window, so that a query that is sent again is never learned again, however short
 //! `remember_ms`. Only the bound on remembered requests can break that.
+//!
+//! A joiner is saved as a [`JoinHead`] and one record per request. So that a save costs what the traffic since the last
+//! one costs, not what the window holds, a joiner can track which requests changed and hand out only these.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::ops::AddAssign;
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -129,6 +134,8 @@ pub struct JoinCounts {
 pub struct QueryCounts {
     /// All that came: the sum of the others.
     pub read: u64,
+    /// Of a model that was removed.
+    pub retired: u64,
     /// Of a request whose query is known.
     pub duplicate: u64,
     /// Came after their own window.
@@ -166,6 +173,7 @@ impl AddAssign for JoinCounts {
     fn add_assign(&mut self, other: Self) {
         let (q, r) = (&mut self.queries, &mut self.rewards);
         q.read += other.queries.read;
+        q.retired += other.queries.retired;
         q.duplicate += other.queries.duplicate;
         q.late += other.queries.late;
         q.joined += other.queries.joined;
@@ -193,14 +201,34 @@ pub struct Load {
     pub remembered: usize,
 }
 
+/// What is saved of a joiner besides its requests.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JoinHead {
+    /// How it joins.
+    pub spec: JoinSpec,
+    /// The space's time.
+    pub time_ms: Option<i64>,
+    /// What became of all that came.
+    pub counts: JoinCounts,
+    /// As in [`Load`]: no count tells otherwise whether a finished request got lost.
+    pub remembered: usize,
+}
+
+/// A request as it is saved, waiting or finished.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Record<P>(State<Waiting<P>, Finished>);
+
+/// A request as it is held: saved, it reads back as a [`Record`].
+#[derive(Debug, Serialize)]
+pub struct RecordRef<'a, P>(State<&'a Waiting<P>, &'a Finished>);
+
 /// Why a saved joiner cannot be gone on with.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("the saved join contradicts itself: go back to an older snapshot, or replay")]
 pub struct BadJoin;
 
-/// The join of one space.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(try_from = "Saved<P>", bound(deserialize = "P: Payload + Deserialize<'de>"))]
+/// The join of one space. Its serialized form is for digests: equal for joiners that go on equally.
+#[derive(Debug, Clone, Serialize)]
 pub struct Joiner<P> {
     spec: JoinSpec,
     time_ms: Option<i64>,
@@ -212,8 +240,26 @@ pub struct Joiner<P> {
 impl<P: Payload> Joiner<P> {
     /// A joiner that has not seen anything.
     pub fn new(spec: JoinSpec) -> Self {
-        let (pool, memory) = (Pool::from(BTreeMap::new()), Memory::from(BTreeMap::new()));
+        let (pool, memory) = (Pool::new(), Memory::default());
         Self { spec, time_ms: None, counts: JoinCounts::default(), pool, memory }
+    }
+
+    /// The joiner that was saved, from its head and the last record of every request, in any order.
+    ///
+    /// It tracks changes from here on, and has none yet: what it holds is saved already.
+    pub fn restore(head: JoinHead, records: impl IntoIterator<Item = (String, Record<P>)>) -> Result<Self, BadJoin> {
+        let JoinHead { spec, time_ms, counts, remembered } = head;
+        let mut joiner = Self { time_ms, counts, ..Self::new(spec) };
+        for (request_id, record) in records {
+            joiner.put_back(&request_id, record)?;
+        }
+        let pending = joiner.pending() == (counts.queries.pending, counts.rewards.pending);
+        if !counts.balance() || !pending || joiner.memory.entries != remembered {
+            return Err(BadJoin);
+        }
+        joiner.pool.touched = Touched::nothing_yet();
+        joiner.memory.touched = Touched::nothing_yet();
+        Ok(joiner)
     }
 
     /// Goes on by another rule, from the next event on: for a restart with a changed configuration.
@@ -257,9 +303,23 @@ impl<P: Payload> Joiner<P> {
         self.keep_bounds();
     }
 
-    /// Moves time, for an event of the space that was merged but is not to be joined, such as one of a retired model.
-    pub fn advance(&mut self, ts_ms: i64, out: &mut Vec<Joined<P>>) {
+    /// Takes a query whose model was removed: it moves time and is counted; what is complete by then is appended.
+    pub fn retired(&mut self, ts_ms: i64, out: &mut Vec<Joined<P>>) {
+        self.counts.queries.read += 1;
+        self.counts.queries.retired += 1;
         self.pass(ts_ms, out);
+        self.keep_bounds();
+    }
+
+    /// Rewrites the payloads of all open queries, in the order of their ids: for a restart with other models. Where
+    /// `remap` returns false the model is gone: the query is retired and its request forgotten, as if it never came.
+    pub fn remap(&mut self, remap: impl FnMut(&mut P) -> bool) {
+        for id in self.pool.remap(remap) {
+            if let Some((_, request)) = self.pool.take(id.as_str()) {
+                self.counts.queries.retired += 1;
+                self.counts.rewards.orphaned += request.rewards.len() as u64;
+            }
+        }
         self.keep_bounds();
     }
 
@@ -287,6 +347,54 @@ impl<P: Payload> Joiner<P> {
     /// The space's time: the largest `ts_ms` so far.
     pub fn time_ms(&self) -> Option<i64> {
         self.time_ms
+    }
+
+    /// What to save besides the records; it fits the records as of the same moment.
+    pub fn head(&self) -> JoinHead {
+        let (spec, counts) = (self.spec.clone(), self.counts);
+        JoinHead { spec, time_ms: self.time_ms, counts, remembered: self.memory.entries }
+    }
+
+    /// Tracks from now on which requests change; all that are held count as changed. Nothing new if it tracks already.
+    ///
+    /// Off in a new joiner, since what is tracked grows with the traffic until it is taken.
+    pub fn track_changes(&mut self) {
+        self.pool.touched.start(self.pool.requests.keys());
+        self.memory.touched.start(self.memory.finished.keys());
+    }
+
+    /// Hands out every request that changed since the last time, in the order of their ids: its present record, or none
+    /// if it is held no longer. It may never have been handed out before.
+    pub fn take_changes(&mut self, mut each: impl FnMut(&str, Option<RecordRef<'_, P>>)) {
+        let mut touched = self.pool.touched.take();
+        touched.append(&mut self.memory.touched.take());
+        for id in touched {
+            each(id.as_str(), self.record(id.as_str()));
+        }
+    }
+
+    fn record(&self, request_id: &str) -> Option<RecordRef<'_, P>> {
+        let waiting = || self.pool.requests.get(request_id).map(|request| State::Waiting(request.as_ref()));
+        let finished = || self.memory.finished.get(request_id).map(State::Finished);
+        waiting().or_else(finished).map(RecordRef)
+    }
+
+    /// Takes in a saved request; refuses one that is there already, waiting or finished, and one without content.
+    fn put_back(&mut self, request_id: &str, record: Record<P>) -> Result<(), BadJoin> {
+        if self.record(request_id).is_some() {
+            return Err(BadJoin);
+        }
+        match record.0 {
+            State::Waiting(request) if request.query.is_none() && request.rewards.is_empty() => return Err(BadJoin),
+            State::Waiting(request) => self.pool.put(request_id.into(), request),
+            State::Finished(finished) => self.memory.put(request_id.into(), finished),
+        }
+        Ok(())
+    }
+
+    /// Queries and rewards that wait.
+    fn pending(&self) -> (u64, u64) {
+        (self.pool.open.len() as u64, self.pool.rewards)
     }
 
     /// Moves time and closes, in the order of (deadline, request id), what it is past.
@@ -408,8 +516,7 @@ impl<P: Payload> Joiner<P> {
         while self.memory.entries > self.spec.remembered_max {
             self.memory.forget_first();
         }
-        self.counts.queries.pending = self.pool.open.len() as u64;
-        self.counts.rewards.pending = self.pool.rewards;
+        (self.counts.queries.pending, self.counts.rewards.pending) = self.pending();
     }
 
     fn evict(&mut self, id: Id, request: Waiting<P>) {
@@ -444,17 +551,24 @@ impl JoinCounts {
     /// Whether the outcomes sum up to what was read, on both sides.
     pub fn balance(&self) -> bool {
         let (q, r) = (&self.queries, &self.rewards);
-        let queries = [q.duplicate, q.late, q.joined, q.expired, q.evicted, q.pending];
+        let queries = [q.retired, q.duplicate, q.late, q.joined, q.expired, q.evicted, q.pending];
         let rewards = [r.used, r.duplicate, r.late, r.orphaned, r.evicted, r.pending];
         // Wider than a count: damaged ones must not overflow.
-        let sum = |outcomes: [u64; 6]| outcomes.into_iter().map(u128::from).sum::<u128>();
-        sum(queries) == u128::from(q.read) && sum(rewards) == u128::from(r.read)
+        let sum = |outcomes: &[u64]| outcomes.iter().copied().map(u128::from).sum::<u128>();
+        sum(&queries) == u128::from(q.read) && sum(&rewards) == u128::from(r.read)
     }
 }
 
 /// A request's id, shared between a map and its index.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Id(Arc<str>);
+
+/// Where a request is: never in both at a time.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum State<W, F> {
+    Waiting(W),
+    Finished(F),
+}
 
 /// A request that is not finished: an open query, or at least one early reward.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -501,17 +615,23 @@ struct Pool<P> {
     early: BTreeSet<(i64, Id, u64)>,
     rewards: u64,
     bytes: usize,
+    touched: Touched,
 }
 
 /// The requests that are remembered, with what is needed to forget the right one. Only the requests are saved.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Memory {
     finished: BTreeMap<Id, Finished>,
     /// Requests by when they are forgotten.
     ends: BTreeSet<(i64, Id)>,
     /// Requests and identities of rewards.
     entries: usize,
+    touched: Touched,
 }
+
+/// The requests that were put, changed or taken away since these were last taken; none if nobody asks for them.
+#[derive(Debug, Clone, Default)]
+struct Touched(Option<BTreeSet<Id>>);
 
 // What a request costs besides its id and its payload, as measured with half-filled tree nodes and what an allocator
 // adds, rounded up. Constants, so that every machine evicts the same.
@@ -520,7 +640,19 @@ const FIRST_REWARD_BYTES: usize = 400;
 const REWARD_BYTES: usize = 128;
 
 impl<P: Payload> Pool<P> {
+    fn new() -> Self {
+        Self {
+            requests: BTreeMap::new(),
+            open: BTreeSet::new(),
+            early: BTreeSet::new(),
+            rewards: 0,
+            bytes: 0,
+            touched: Touched::default(),
+        }
+    }
+
     fn put(&mut self, id: Id, request: Waiting<P>) {
+        self.touched.add(&id);
         self.bytes += request.bytes(&id);
         self.rewards += request.rewards.len() as u64;
         if let Some(asked) = &request.query {
@@ -533,6 +665,7 @@ impl<P: Payload> Pool<P> {
 
     fn take(&mut self, request_id: &str) -> Option<(Id, Waiting<P>)> {
         let (id, request) = self.requests.remove_entry(request_id)?;
+        self.touched.add(&id);
         self.bytes -= request.bytes(&id);
         self.rewards -= request.rewards.len() as u64;
         if let Some(asked) = &request.query {
@@ -562,6 +695,7 @@ impl<P: Payload> Pool<P> {
             return id;
         };
         let id = id.clone();
+        self.touched.add(&id);
         if let Some(request) = self.requests.get_mut(&id) {
             if request.query.is_none() {
                 self.early.insert((held.ts_ms, id.clone(), identity));
@@ -577,6 +711,7 @@ impl<P: Payload> Pool<P> {
     /// Drops the oldest reward that has no query, and its request with the last; false if there is none.
     fn drop_first_early(&mut self) -> bool {
         let Some((_, id, identity)) = self.early.pop_first() else { return false };
+        self.touched.add(&id);
         if let Some(request) = self.requests.get_mut(&id) {
             self.bytes -= request.bytes(&id);
             self.rewards -= 1;
@@ -589,14 +724,21 @@ impl<P: Payload> Pool<P> {
         }
         true
     }
-}
 
-impl<P: Payload> From<BTreeMap<Id, Box<Waiting<P>>>> for Pool<P> {
-    fn from(requests: BTreeMap<Id, Box<Waiting<P>>>) -> Self {
-        let mut pool =
-            Self { requests: BTreeMap::new(), open: BTreeSet::new(), early: BTreeSet::new(), rewards: 0, bytes: 0 };
-        requests.into_iter().for_each(|(id, request)| pool.put(id, *request));
-        pool
+    /// Rewrites the payloads in place; returns the requests for which `remap` returned false, still in the pool.
+    fn remap(&mut self, mut remap: impl FnMut(&mut P) -> bool) -> Vec<Id> {
+        let mut gone = Vec::new();
+        for (id, request) in &mut self.requests {
+            self.bytes -= request.bytes(id);
+            if let Some(asked) = &mut request.query {
+                self.touched.add(id);
+                if !remap(&mut asked.payload) {
+                    gone.push(id.clone());
+                }
+            }
+            self.bytes += request.bytes(id);
+        }
+        gone
     }
 }
 
@@ -622,16 +764,20 @@ impl Memory {
     }
 
     fn put(&mut self, id: Id, finished: Finished) {
+        self.touched.add(&id);
         self.entries += finished.entries();
         self.ends.insert((finished.until_ms, id.clone()));
         self.finished.insert(id, finished);
     }
 
     fn note_reward(&mut self, request_id: &str, identity: u64) {
-        if let Some(finished) = self.finished.get_mut(request_id)
+        let Some((id, _)) = self.finished.get_key_value(request_id) else { return };
+        let id = id.clone();
+        if let Some(finished) = self.finished.get_mut(&id)
             && finished.seen.insert(identity)
         {
             self.entries += 1;
+            self.touched.add(&id);
         }
     }
 
@@ -640,15 +786,28 @@ impl Memory {
             && let Some(finished) = self.finished.remove(&id)
         {
             self.entries -= finished.entries();
+            self.touched.add(&id);
         }
     }
 }
 
-impl From<BTreeMap<Id, Finished>> for Memory {
-    fn from(finished: BTreeMap<Id, Finished>) -> Self {
-        let mut memory = Self { finished: BTreeMap::new(), ends: BTreeSet::new(), entries: 0 };
-        finished.into_iter().for_each(|(id, finished)| memory.put(id, finished));
-        memory
+impl Touched {
+    fn nothing_yet() -> Self {
+        Self(Some(BTreeSet::new()))
+    }
+
+    fn start<'a>(&mut self, held: impl Iterator<Item = &'a Id>) {
+        self.0.get_or_insert_with(|| held.cloned().collect());
+    }
+
+    fn add(&mut self, id: &Id) {
+        if let Some(ids) = &mut self.0 {
+            ids.insert(id.clone());
+        }
+    }
+
+    fn take(&mut self) -> BTreeSet<Id> {
+        self.0.as_mut().map(mem::take).unwrap_or_default()
     }
 }
 
@@ -676,54 +835,15 @@ impl Aggregate {
     }
 }
 
-/// A joiner as it was saved: the indices are built again.
-#[derive(Deserialize)]
-#[serde(bound(deserialize = "P: Payload + Deserialize<'de>"))]
-struct Saved<P> {
-    spec: JoinSpec,
-    time_ms: Option<i64>,
-    counts: JoinCounts,
-    pool: Pool<P>,
-    memory: Memory,
-}
-
-impl<P: Payload> TryFrom<Saved<P>> for Joiner<P> {
-    type Error = BadJoin;
-
-    fn try_from(saved: Saved<P>) -> Result<Self, BadJoin> {
-        let Saved { spec, time_ms, counts, pool, memory } = saved;
-        let empty = |request: &Waiting<P>| request.query.is_none() && request.rewards.is_empty();
-        let pending = counts.queries.pending == pool.open.len() as u64 && counts.rewards.pending == pool.rewards;
-        let disjoint = memory.finished.keys().all(|id| !pool.requests.contains_key(id));
-        if counts.balance() && pending && disjoint && !pool.requests.values().any(|request| empty(request)) {
-            Ok(Self { spec, time_ms, counts, pool, memory })
-        } else {
-            Err(BadJoin)
-        }
-    }
-}
-
 impl<P: Serialize> Serialize for Pool<P> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.requests.serialize(serializer)
     }
 }
 
-impl<'de, P: Payload + Deserialize<'de>> Deserialize<'de> for Pool<P> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        BTreeMap::deserialize(deserializer).map(Self::from)
-    }
-}
-
 impl Serialize for Memory {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.finished.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Memory {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        BTreeMap::deserialize(deserializer).map(Self::from)
     }
 }
 
@@ -752,12 +872,6 @@ impl Serialize for Id {
     }
 }
 
-impl<'de> Deserialize<'de> for Id {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer).map(|text| Self(text.into()))
-    }
-}
-
 /// What makes a reward the same reward within its request: a hash, so that it costs the same whatever the event id.
 fn identity(ts_ms: i64, reward: f64, event_id: Option<&str>) -> u64 {
     match event_id {
@@ -782,6 +896,7 @@ fn later(ts_ms: i64, by_ms: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::bool::weighted;
     use proptest::collection::vec;
     use proptest::option;
     use proptest::prelude::*;
@@ -824,7 +939,7 @@ mod tests {
              q c -3    -> query pending
              q d 9     -> query expired, c@-3=0.25?
              q e 10    -> query pending
-             t 10      ->
+             t 10      -> query retired
              r d 11 1  -> query joined, query expired x2, reward used, a@0=0.25?, b@0=0.25?, d@9=1
              close     -> query expired, e@10=0.25?
              r e 12 1  -> reward late",
@@ -868,8 +983,8 @@ mod tests {
                      r a 9 1.5    -> reward pending
                      r a 3 0.125  -> reward pending
                      r a 9 0.5 x  -> reward pending
-                     t 10         ->
-                     t 11         -> query joined, reward used x4, a@0=REWARD
+                     t 10         -> query retired
+                     t 11         -> query retired, query joined, reward used x4, a@0=REWARD
                      r a 9 0.5 x  -> reward duplicate
                      r a 9 1.5    -> reward duplicate
                      r a 8 0.5    -> reward late
@@ -925,7 +1040,7 @@ mod tests {
     fn what_is_older_than_its_window_is_late_and_leaves_no_trace() {
         check(
             WIDE,
-            "t 100     ->
+            "t 100     -> query retired
              q a 89    -> query late
              q a 89    -> query late
              r a 98 1  -> reward pending
@@ -945,7 +1060,7 @@ mod tests {
              r a 0 1 -> reward orphaned
              r a 1 1 -> query joined, reward used, a@6=1
              q b 20  -> query pending
-             t 31    -> query expired
+             t 31    -> query retired, query expired
              r b 14 1 -> reward orphaned
              r b 15 1 -> reward late",
         );
@@ -971,7 +1086,7 @@ mod tests {
              q a 0    -> query duplicate
              r a 10 1 -> reward duplicate
              q a 0    -> query duplicate
-             t 11     ->
+             t 11     -> query retired
              q a 0    -> query late",
         );
     }
@@ -1013,7 +1128,7 @@ mod tests {
             "q a 0    -> query pending
              q b 1    -> query pending
              q c 2    -> query pending
-             t 13     -> query expired x3
+             t 13     -> query retired, query expired x3
              r a 13 1 -> reward pending
              r b 13 1 -> reward late
              r b 13 1 -> reward pending
@@ -1063,24 +1178,113 @@ mod tests {
     }
 
     #[test]
+    fn a_query_of_a_retired_model_only_moves_time() {
+        check(
+            WIDE,
+            "r a 0 1 -> reward pending
+             q b 1   -> query pending
+             t 5     -> query retired
+             t 5     -> query retired
+             t 2     -> query retired
+             t 6     -> query retired, reward orphaned
+             t 12    -> query retired, query expired",
+        );
+    }
+
+    #[test]
+    fn open_queries_of_a_model_that_goes_are_retired_and_forgotten() {
+        check(
+            JoinSpec { aggregate: Aggregate::Sum, ..WIDE },
+            "q a 0 2  -> query pending
+             r a 1 1  -> reward pending
+             r a 2 1  -> reward pending
+             q b 0 3  -> query pending
+             r b 2 1  -> reward pending
+             r c 2 1  -> reward pending
+             remap 1  -> query retired, reward orphaned x2
+             r a 2 1  -> reward pending
+             q a 3 2  -> query pending
+             remap 2  -> query retired, reward orphaned
+             close    -> query joined, reward used, reward orphaned, a@3=1",
+        );
+    }
+
+    #[test]
+    fn payloads_that_grew_keep_the_bounds() {
+        check(
+            JoinSpec { pending_bytes_max: 2 * REQUEST_BYTES + 22, ..WIDE },
+            "q a 0 10 -> query pending
+             q b 1 10 -> query pending
+             remap 0  ->
+             remap 1  -> query evicted",
+        );
+    }
+
+    #[test]
+    fn only_what_changed_is_handed_out() {
+        let run = |joiner: &mut Joiner<Size>, events: &str| {
+            events.split(", ").for_each(|event| drop(Event::parse(event).feed(joiner)));
+            changes(joiner)
+        };
+        let mut joiner = Joiner::new(with(Aggregate::Sum));
+        assert_eq!(run(&mut joiner, "q z 0, r z 0 1"), "", "nobody asked for changes");
+        joiner.track_changes();
+        let cases = [
+            ("q a 1, q b 0, r a 1 1", "a waiting, b waiting, z waiting"),
+            ("q a 1, r a 1 1, t 2", ""),
+            ("r c 5 1, r b 5 1", "b waiting, c waiting"),
+            ("q d 11 2", "b finished, c gone, d waiting, z finished"),
+            ("r z 11 1, r b 5 1, q e 11 1, remap 2", "a waiting, d waiting, e gone, z finished"),
+        ];
+        for (events, changed) in cases {
+            assert_eq!(run(&mut joiner, events), changed, "{events}");
+        }
+    }
+
+    #[test]
     fn a_joiner_that_contradicts_itself_is_refused() {
         let mut joiner = Joiner::new(with(Aggregate::Sum));
-        for event in ["q a 0", "r a 1 1", "r b 1 1"] {
+        for event in ["q f 0", "q a 20", "r a 21 1", "r b 21 1"] {
             Event::parse(event).feed(&mut joiner);
         }
-        let saved = serde_json::to_value(&joiner).unwrap();
-        assert!(serde_json::from_value::<Joiner<Size>>(saved.clone()).is_ok());
-        let refused = |damage: &dyn Fn(&mut serde_json::Value)| {
-            let mut damaged = saved.clone();
-            damage(&mut damaged);
-            let error = serde_json::from_value::<Joiner<Size>>(damaged).unwrap_err();
-            assert_eq!(error.to_string(), BadJoin.to_string());
+        joiner.track_changes();
+        let mut stored = Stored { joiner, records: BTreeMap::new() };
+        stored.save();
+        let (saved, head) = (stored.records.clone(), stored.joiner.head());
+        let from = |id: &str| (id.to_owned(), decode(&saved[id]));
+        let all = || saved.keys().map(|id| from(id)).collect::<Records>();
+        let refused = |damage: &dyn Fn(&mut JoinHead, &mut Records)| {
+            let (mut head, mut records) = (head.clone(), all());
+            damage(&mut head, &mut records);
+            assert_eq!(Joiner::restore(head, records).unwrap_err(), BadJoin);
         };
-        refused(&|saved| saved["counts"]["queries"]["read"] = 2.into());
-        refused(&|saved| saved["pool"]["b"]["rewards"] = serde_json::json!({}));
-        refused(&|saved| {
-            saved["memory"]["a"] = serde_json::json!({"ts_ms": 0, "until_ms": 9, "settled": false, "seen": []});
+        assert!(Joiner::restore(head.clone(), all().into_iter().rev()).is_ok());
+        for i in 0..3 {
+            refused(&|_, records| drop(records.remove(i)));
+            refused(&|_, records| records.push(("new".into(), records[i].1.clone())));
+            refused(&|_, records| records.push(records[i].clone()));
+            refused(&|_, records| records[i].1 = records[(i + 1) % 3].1.clone());
+        }
+        // Also where the sums agree: nothing is there twice, or waiting and finished at a time, or without content.
+        refused(&|head, records| {
+            head.remembered += 1;
+            records.push(from("f"));
         });
+        refused(&|head, records| {
+            head.remembered += 1;
+            records.push(("a".into(), from("f").1));
+        });
+        refused(&|_, records| {
+            let nothing = Waiting { query: None, rewards: Rewards::new() };
+            records.push(("new".into(), Record(State::Waiting(nothing))));
+        });
+        refused(&|head, _| head.counts.queries.read += 1);
+        refused(&|head, _| head.counts.rewards.orphaned += 1);
+        refused(&|head, _| {
+            head.counts.queries.pending -= 1;
+            head.counts.queries.joined += 1;
+        });
+        refused(&|head, _| head.remembered -= 1);
     }
 
     proptest! {
@@ -1109,18 +1313,58 @@ mod tests {
         }
 
         #[test]
-        fn goes_on_from_a_save_as_if_never_stopped(
-            (spec, events, share) in (any_spec(), any_events(), 0.0..1.0),
+        fn goes_on_from_what_was_saved_as_if_never_stopped(
+            (spec, events, saves, tracked) in (any_spec(), any_events(), vec(weighted(0.15), 60), 0..60usize),
         ) {
-            let mut joiner = Joiner::new(spec);
-            let (before, after) = events.split_at((events.len() as f64 * share) as usize);
-            before.iter().for_each(|event| drop(event.feed(&mut joiner)));
-            let mut restored = restore(&save(&joiner));
-            for event in after {
-                prop_assert_eq!(event.feed(&mut joiner), event.feed(&mut restored));
-                prop_assert_eq!(joiner.counts(), restored.counts());
-                prop_assert_eq!(joiner.load(), restored.load());
-                prop_assert_eq!(save(&joiner), save(&restored));
+            // The first was never stopped, each other was restored from the one before it, and all go on.
+            let mut runs = vec![Stored { joiner: Joiner::new(spec), records: BTreeMap::new() }];
+            for (i, event) in events.iter().enumerate() {
+                let joined = runs[0].feed(event);
+                for run in &mut runs[1..] {
+                    prop_assert_eq!(run.feed(event), joined.clone());
+                }
+                if i == tracked {
+                    runs[0].joiner.track_changes();
+                }
+                if i >= tracked && saves[i] {
+                    runs.iter_mut().for_each(|run| drop(run.save()));
+                    let restored = runs[runs.len() - 1].restored();
+                    runs.push(restored);
+                }
+                for run in &runs[1..] {
+                    prop_assert_eq!(run.joiner.load(), runs[0].joiner.load());
+                    prop_assert_eq!(encode(&run.joiner), encode(&runs[0].joiner));
+                }
+            }
+        }
+
+        #[test]
+        fn hands_out_no_more_than_what_changed(
+            (spec, events, saves) in (any_spec(), any_events(), vec(weighted(0.3), 60)),
+        ) {
+            let mut run = Stored { joiner: Joiner::new(spec), records: BTreeMap::new() };
+            run.joiner.track_changes();
+            let mut touched = BTreeSet::new();
+            for (event, save) in events.iter().zip(saves) {
+                let before = records(&run.joiner);
+                run.feed(event);
+                let after = records(&run.joiner);
+                let changed = |id: &&String| before.get(*id) != after.get(*id);
+                touched.extend(before.keys().chain(after.keys()).filter(changed).cloned());
+                match event {
+                    // It may have come and gone at once.
+                    Event::Query { id, .. } | Event::Reward { id, .. } => drop(touched.insert(id.clone())),
+                    Event::Remap(_) => touched.extend(after.into_keys()),
+                    Event::Retired(_) | Event::Close => {}
+                }
+                if save {
+                    let taken = run.save();
+                    prop_assert!(taken.is_sorted());
+                    prop_assert!(taken.iter().all(|id| touched.remove(id)), "{taken:?} once each, of {touched:?}");
+                    prop_assert_eq!(&run.records, &records(&run.joiner));
+                    prop_assert!(run.save().is_empty());
+                    touched.clear();
+                }
             }
         }
     }
@@ -1160,9 +1404,10 @@ mod tests {
     }
 
     /// Every count but what was read, by name.
-    fn outcomes(counts: &JoinCounts) -> [(&'static str, u64); 12] {
+    fn outcomes(counts: &JoinCounts) -> [(&'static str, u64); 13] {
         let (q, r) = (&counts.queries, &counts.rewards);
         [
+            ("query retired", q.retired),
             ("query duplicate", q.duplicate),
             ("query late", q.late),
             ("query joined", q.joined),
@@ -1192,12 +1437,67 @@ mod tests {
         Ok(())
     }
 
-    fn save(joiner: &Joiner<Size>) -> Vec<u8> {
-        bincode::serde::encode_to_vec(joiner, bincode::config::standard()).unwrap()
+    type Records = Vec<(String, Record<Size>)>;
+
+    /// A joiner with its records as they would be on disk.
+    struct Stored {
+        joiner: Joiner<Size>,
+        records: BTreeMap<String, Vec<u8>>,
     }
 
-    fn restore(bytes: &[u8]) -> Joiner<Size> {
-        bincode::serde::decode_from_slice(bytes, bincode::config::standard()).unwrap().0
+    impl Stored {
+        fn feed(&mut self, event: &Event) -> Vec<Joined<Size>> {
+            event.feed(&mut self.joiner)
+        }
+
+        /// Brings the records up to date; returns what was handed out.
+        fn save(&mut self) -> Vec<String> {
+            let mut taken = Vec::new();
+            self.joiner.take_changes(|id, record| {
+                taken.push(id.to_owned());
+                match record {
+                    Some(record) => drop(self.records.insert(id.to_owned(), encode(&record))),
+                    None => drop(self.records.remove(id)),
+                }
+            });
+            taken
+        }
+
+        fn restored(&self) -> Self {
+            let head = decode(&encode(&self.joiner.head()));
+            let records = self.records.iter().map(|(id, bytes)| (id.clone(), decode(bytes)));
+            Self { joiner: Joiner::restore(head, records).unwrap(), records: self.records.clone() }
+        }
+    }
+
+    /// All records at present, tracked or not.
+    fn records(joiner: &Joiner<Size>) -> BTreeMap<String, Vec<u8>> {
+        let ids = joiner.pool.requests.keys().chain(joiner.memory.finished.keys());
+        ids.map(|id| (id.as_str().to_owned(), encode(&joiner.record(id.as_str()).unwrap()))).collect()
+    }
+
+    /// The changes by name: waiting, finished or gone.
+    fn changes(joiner: &mut Joiner<Size>) -> String {
+        let mut parts = Vec::new();
+        joiner.take_changes(|id, record| {
+            let state = match record {
+                Some(RecordRef(State::Waiting(_))) => "waiting",
+                Some(RecordRef(State::Finished(_))) => "finished",
+                None => "gone",
+            };
+            parts.push(format!("{id} {state}"));
+        });
+        parts.join(", ")
+    }
+
+    fn encode(value: &impl Serialize) -> Vec<u8> {
+        bincode::serde::encode_to_vec(value, bincode::config::standard()).unwrap()
+    }
+
+    fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> T {
+        let (value, length) = bincode::serde::decode_from_slice(bytes, bincode::config::standard()).unwrap();
+        assert_eq!(length, bytes.len());
+        value
     }
 
     fn any_spec() -> impl Strategy<Value = JoinSpec> {
@@ -1261,7 +1561,8 @@ mod tests {
             20 => (id.clone(), ts.clone(), 0..900usize).prop_map(|(id, ts, size)| Event::Query { id, ts, size }),
             30 => (id, ts.clone(), reward, event_id)
                 .prop_map(|(id, ts, reward, event_id)| Event::Reward { id, ts, reward, event_id }),
-            2 => ts.prop_map(Event::Advance),
+            2 => ts.prop_map(Event::Retired),
+            1 => (0..600usize).prop_map(Event::Remap),
             1 => Just(Event::Close),
         ]
     }
@@ -1276,16 +1577,25 @@ mod tests {
         }
     }
 
+    impl Size {
+        /// Grows or shrinks; one size in three stands for a model that is gone.
+        fn remap(&mut self, by: usize) -> bool {
+            self.0 = (self.0 + by) % 900;
+            !self.0.is_multiple_of(3)
+        }
+    }
+
     #[derive(Debug, Clone)]
     enum Event {
         Query { id: String, ts: i64, size: usize },
         Reward { id: String, ts: i64, reward: f64, event_id: Option<String> },
-        Advance(i64),
+        Retired(i64),
+        Remap(usize),
         Close,
     }
 
     impl Event {
-        /// `q ID TS [SIZE]`, `r ID TS REWARD [EVENT_ID]`, `t TS` or `close`.
+        /// `q ID TS [SIZE]`, `r ID TS REWARD [EVENT_ID]`, `t TS` of a retired model, `remap BY` or `close`.
         fn parse(text: &str) -> Self {
             let words: Vec<&str> = text.split_whitespace().collect();
             let ts = || words[words.len().min(3) - 1].parse().unwrap();
@@ -1297,7 +1607,8 @@ mod tests {
                 ["r", id, _, reward, ..] => {
                     Self::Reward { id: id.into(), ts: ts(), reward: reward.parse().unwrap(), event_id: last(4) }
                 }
-                ["t", _] => Self::Advance(ts()),
+                ["t", _] => Self::Retired(ts()),
+                ["remap", by] => Self::Remap(by.parse().unwrap()),
                 ["close"] => Self::Close,
                 _ => panic!("not an event: {text}"),
             }
@@ -1305,8 +1616,8 @@ mod tests {
 
         fn shifted(mut self, by: i64) -> Self {
             match &mut self {
-                Self::Query { ts, .. } | Self::Reward { ts, .. } | Self::Advance(ts) => *ts += by,
-                Self::Close => {}
+                Self::Query { ts, .. } | Self::Reward { ts, .. } | Self::Retired(ts) => *ts += by,
+                Self::Remap(_) | Self::Close => {}
             }
             self
         }
@@ -1318,7 +1629,8 @@ mod tests {
                 Self::Reward { id, ts, reward, event_id } => {
                     joiner.reward(id, *ts, *reward, event_id.as_deref(), &mut out);
                 }
-                Self::Advance(ts) => joiner.advance(*ts, &mut out),
+                Self::Retired(ts) => joiner.retired(*ts, &mut out),
+                Self::Remap(by) => joiner.remap(|size| size.remap(*by)),
                 Self::Close => joiner.close_all(&mut out),
             }
             out
@@ -1356,6 +1668,7 @@ mod tests {
     #[derive(Debug, Clone, Copy, PartialEq)]
     enum Fate {
         Pending,
+        Retired,
         Duplicate,
         Late,
         Joined,
@@ -1376,14 +1689,7 @@ mod tests {
                 Event::Query { id, ts, size } => {
                     self.pass(*ts, &mut out);
                     let fate = self.fate_of_query(id, *ts);
-                    self.queries.push(NaiveQuery {
-                        id: id.clone(),
-                        ts: *ts,
-                        size: *size,
-                        fate,
-                        until: None,
-                        settled: false,
-                    });
+                    self.note_query(id, *ts, *size, fate);
                     if fate == Fate::Pending {
                         self.join_at_once(id, &mut out);
                     }
@@ -1399,11 +1705,31 @@ mod tests {
                         self.join_at_once(&id, &mut out);
                     }
                 }
-                Event::Advance(ts) => self.pass(*ts, &mut out),
+                Event::Retired(ts) => {
+                    self.pass(*ts, &mut out);
+                    self.note_query("", *ts, 0, Fate::Retired);
+                }
+                Event::Remap(by) => self.remap(*by),
                 Event::Close => self.close_where(&|_| true, &mut out),
             }
             self.keep_bounds();
             out
+        }
+
+        fn note_query(&mut self, id: &str, ts: i64, size: usize, fate: Fate) {
+            self.queries.push(NaiveQuery { id: id.to_owned(), ts, size, fate, until: None, settled: false });
+        }
+
+        fn remap(&mut self, by: usize) {
+            for q in (0..self.queries.len()).filter(|&q| self.queries[q].fate == Fate::Pending).collect::<Vec<_>>() {
+                let mut size = Size(self.queries[q].size);
+                if !size.remap(by) {
+                    let held = self.held(&self.queries[q].id);
+                    held.into_iter().for_each(|r| self.rewards[r].fate = Fate::Orphaned);
+                    self.queries[q].fate = Fate::Retired;
+                }
+                self.queries[q].size = size.0;
+            }
         }
 
         fn pass(&mut self, ts: i64, out: &mut Vec<Joined<Size>>) {
@@ -1551,6 +1877,7 @@ mod tests {
             JoinCounts {
                 queries: QueryCounts {
                     read: self.queries.len() as u64,
+                    retired: queries(Fate::Retired),
                     duplicate: queries(Fate::Duplicate),
                     late: queries(Fate::Late),
                     joined: queries(Fate::Joined),
