@@ -126,11 +126,16 @@ impl Distribution {
 }
 
 impl Params {
+    /// The score of each model for a query.
+    pub fn scores(&self, query: &Query) -> Result<Vec<f64>, BadQuery> {
+        query.check_dim(self.dim)?;
+        Ok(self.policy.scores.iter().map(|form| form.score(query.as_slice())).collect())
+    }
+
     /// The distribution over models for a query.
     pub fn distribution(&self, query: &Query) -> Result<Distribution, BadQuery> {
-        query.check_dim(self.dim)?;
         let policy = &self.policy;
-        let scores: Vec<f64> = policy.scores.iter().map(|form| form.score(query.as_slice())).collect();
+        let scores = self.scores(query)?;
         Ok(Distribution::mix(policy.sampling.core(&scores), policy.floor, &policy.floor_distribution))
     }
 }

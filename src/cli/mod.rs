@@ -2,6 +2,7 @@
 
 mod check_config;
 mod demo;
+mod params;
 mod progress;
 mod replay;
 mod settings;
@@ -43,6 +44,7 @@ struct Common {
 enum Command {
     Demo(Box<demo::Args>),
     Replay(replay::Args),
+    Params(params::Args),
     CheckConfig(check_config::Args),
 }
 
@@ -68,6 +70,7 @@ impl Cli {
         match self.command {
             Command::Demo(args) => demo::run(&args, &config),
             Command::Replay(args) => replay::run(&args, &config),
+            Command::Params(args) => params::run(&args, &config),
             Command::CheckConfig(args) => check_config::run(&args, &config),
         }
     }

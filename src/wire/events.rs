@@ -295,7 +295,8 @@ fn number(value: &Value, field: &str) -> Result<f64, Bad> {
     if number.is_finite() { Ok(number) } else { Err(Bad::NotFinite(field.to_owned())) }
 }
 
-fn vector(value: &Value, field: &str) -> Result<Vec<f32>, Bad> {
+/// Reads a query's components: finite, not all zero. `field` is what errors call it.
+pub(crate) fn vector(value: &Value, field: &str) -> Result<Vec<f32>, Bad> {
     let expected = "an array of numbers or base64 of little-endian f32";
     let mistyped = || Bad::MistypedField { field: field.to_owned(), expected };
     let components: Vec<f32> = match value {

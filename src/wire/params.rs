@@ -90,6 +90,9 @@ pub fn decode(bytes: &[u8]) -> Result<Params, BadParams> {
     if models.is_empty() || dim == 0 {
         return Err(meta.bad("models", "no model or no dimension".to_owned()));
     }
+    if let Some(name) = models.iter().enumerate().find_map(|(i, name)| models[..i].contains(name).then_some(name)) {
+        return Err(meta.bad("models", format!("{name} is there twice")));
+    }
     let sampling = match meta.text("sampling")? {
         "softmax" => Sampling::Softmax,
         "inverse_gap" => Sampling::InverseGap { gap: meta.number("inverse_gap", 0.0, f64::MAX)? },
@@ -179,7 +182,7 @@ fn score_form(tensors: &SafeTensors, name: &Name, dim: usize) -> Result<ScoreFor
     let eigenvalues = read("eigenvalues", &|shape| shape.len() == 1)?;
     let rank = eigenvalues.len();
     let eigenvectors = read("eigenvectors", &|shape| shape == [rank, dim])?;
-    if eigenvectors.len() != rank * dim {
+    if rank.checked_mul(dim) != Some(eigenvectors.len()) {
         let problem = format!("missing, but there are {rank} eigenvalues");
         return Err(BadParams::Tensor { name: format!("{name}.eigenvectors"), problem });
     }
@@ -257,5 +260,18 @@ mod tests {
             changed[at..at + to.len()].copy_from_slice(to.as_bytes());
             assert!(decode(&changed).is_err(), "{from} -> {to}");
         }
+    }
+
+    #[test]
+    fn repeated_models_and_sizes_beyond_all_bounds_are_errors() {
+        let mut twice = params();
+        twice.models[2] = twice.models[0].clone();
+        twice.policy.scores = vec![ScoreForm::default(); 3];
+        assert!(decode(&encode(&twice)).unwrap_err().to_string().contains("bge is there twice"));
+        let mut endless = params();
+        endless.dim = usize::MAX / 2 + 1;
+        endless.policy.scores = vec![ScoreForm::default(); 3];
+        endless.policy.scores[0].eigenvalues = vec![1.0, 2.0];
+        assert!(decode(&encode(&endless)).unwrap_err().to_string().contains("there are 2 eigenvalues"));
     }
 }

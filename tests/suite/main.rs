@@ -6,5 +6,6 @@ mod formats;
 mod golden;
 mod invariants;
 mod learning;
+mod params;
 mod replay;
 mod size;

@@ -1,0 +1,355 @@
+//! `pointsman params`: what a parameters file says, and how it routes a query.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Failure;
+use crate::config::{Config, EventsSpec};
+use crate::event::{Name, Query};
+use crate::report::{Column, Table};
+use crate::router::{Params, Sampling, ScoreForm, uniform};
+use crate::wire::events::{Bad, vector};
+use crate::wire::params::decode;
+
+/// Look into routing parameters: what they hold, and how they route a query
+///
+/// Parameters are all that a stateless router needs: a score function a model, and how scores become probabilities. They
+/// are one safetensors file a space.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Show(Show),
+    Score(Score),
+}
+
+/// Show what a parameters file holds: its version, how it samples, and the spectrum of each model
+///
+/// Of several files of a space the highest (epoch, version, revision) is the newest: the version counts learned examples,
+/// the revision publications at one version, and the epoch grows when history forks. A model scores a query q, of length
+/// 1, by bias + linear . q + q'Wq. Of W are shown: its rank (eigenvalues kept that are not 0), the largest and smallest
+/// eigenvalue kept (they and 0 bound what q'Wq can come to), and the nuclear norm, the sum of their magnitudes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = SHOW_EXAMPLES)]
+struct Show {
+    /// Parameters file (safetensors)
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Print one JSON object instead of the tables
+    #[arg(long)]
+    json: bool,
+}
+
+const SHOW_EXAMPLES: &str = "Examples:
+  pointsman params show data/log/params/default.safetensors
+  pointsman params show data/log/params/default.safetensors --json | jq .version";
+
+/// Score one query, and print the distribution that its model is drawn from, as one JSON object
+///
+/// The query file holds one JSON value: an array of numbers, a base64 string of little-endian f32, or a whole query
+/// event, of which the field `query` is taken (or what events.fields.query says). The query need not be normalised.
+/// Printed are `scores` and `propensities` by model, and `policy`, the distribution before the exploration floor was mixed
+/// in, where it differs.
+#[derive(Debug, clap::Args)]
+#[command(after_help = SCORE_EXAMPLES)]
+struct Score {
+    /// Parameters file (safetensors)
+    #[arg(long, value_name = "FILE")]
+    params: PathBuf,
+    /// Query file (JSON); - is standard input
+    #[arg(long, value_name = "FILE")]
+    query: PathBuf,
+}
+
+const SCORE_EXAMPLES: &str = "Examples:
+  echo '[0.12, -0.03]' | pointsman params score --params default.safetensors --query -
+  head -n 1 queries.jsonl | pointsman params score --params default.safetensors --query -
+
+The second asks how these parameters would route the first query of a log. It prints, say:
+  {\"space\":\"default\",\"params_version\":12,\"scores\":{\"bge\":1.5,\"minilm\":0.1},\"propensities\":{\"bge\":0.8,\"minilm\":0.2}}";
+
+/// Runs the command.
+pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+    match &args.command {
+        Command::Show(args) => show(args)?,
+        Command::Score(args) => {
+            let events = config.events.check().map_err(|e| Failure::Usage(e.into()))?;
+            score(args, &events)?;
+        }
+    }
+    Ok(())
+}
+
+fn show(args: &Show) -> anyhow::Result<()> {
+    let shown = Shown::new(&read_params(&args.file)?);
+    if args.json {
+        println!("{}", serde_json::to_string(&shown).context("cannot print the parameters")?);
+    } else {
+        println!("{}", shown.facts(&args.file).text());
+        print!("{}", shown.spectra().text());
+    }
+    Ok(())
+}
+
+fn score(args: &Score, events: &EventsSpec) -> anyhow::Result<()> {
+    let params = read_params(&args.params)?;
+    let source = match args.query.to_str() {
+        Some("-") => "standard input".to_owned(),
+        _ => args.query.display().to_string(),
+    };
+    let bytes = read_query(&args.query, events).with_context(|| format!("cannot read {source}"))?;
+    let components = components(&bytes, events).with_context(|| format!("no query in {source}"))?;
+    let scored = Scored::new(&params, &components).with_context(|| {
+        format!("{source} does not fit the parameters of space {} in {}", params.space, args.params.display())
+    })?;
+    println!("{}", serde_json::to_string(&scored).context("cannot print the scores")?);
+    Ok(())
+}
+
+fn read_params(path: &Path) -> anyhow::Result<Params> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    // Said in one go: the error's text already has that of its source.
+    decode(&bytes).map_err(|error| anyhow!("no routing parameters in {}: {error}", path.display()))
+}
+
+/// The query file, and no more of it than shows that it is too large.
+fn read_query(path: &Path, events: &EventsSpec) -> io::Result<Vec<u8>> {
+    let source: Box<dyn Read> =
+        if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
+    let mut bytes = Vec::new();
+    source.take(events.bytes_max as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn components(bytes: &[u8], events: &EventsSpec) -> anyhow::Result<Vec<f32>> {
+    if bytes.len() > events.bytes_max {
+        return Err(anyhow!("it has more bytes than events.bytes_max = {}", events.bytes_max));
+    }
+    let value: Value = serde_json::from_slice(bytes).context(
+        "expected one JSON value: an array of numbers, a base64 string of little-endian f32, or one query event",
+    )?;
+    let field = &events.fields.query;
+    let components = match &value {
+        Value::Object(_) => {
+            let query = value.pointer(field).ok_or_else(|| Bad::MissingField(field.clone()))?;
+            vector(query, field)
+        }
+        other => vector(other, "the query"),
+    };
+    Ok(components?)
+}
+
+/// What `score` prints.
+#[derive(Serialize)]
+struct Scored<'a> {
+    space: &'a Name,
+    params_version: u64,
+    scores: BTreeMap<&'a Name, f64>,
+    propensities: BTreeMap<&'a Name, f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<BTreeMap<&'a Name, f64>>,
+}
+
+impl<'a> Scored<'a> {
+    fn new(params: &'a Params, components: &[f32]) -> anyhow::Result<Self> {
+        let query = Query::from_f32(components)?;
+        let scores = params.scores(&query)?;
+        let distribution = params.distribution(&query)?;
+        let by_model = |values: &[f64]| params.models.iter().zip(values.iter().copied()).collect();
+        let differs = distribution.policy != distribution.propensities;
+        Ok(Self {
+            space: &params.space,
+            params_version: params.version,
+            scores: by_model(&scores),
+            propensities: by_model(&distribution.propensities),
+            policy: differs.then(|| by_model(&distribution.policy)),
+        })
+    }
+}
+
+/// What `show` prints.
+#[derive(Serialize)]
+struct Shown {
+    space: Name,
+    epoch: u64,
+    version: u64,
+    revision: u64,
+    algorithm: String,
+    sampling: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inverse_gap: Option<f64>,
+    floor: f64,
+    /// By model; only where it is not uniform.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    floor_distribution: Option<BTreeMap<Name, f64>>,
+    created_ms: u64,
+    created: String,
+    dim: usize,
+    models: Vec<ShownModel>,
+}
+
+#[derive(Serialize)]
+struct ShownModel {
+    name: Name,
+    rank: usize,
+    largest_eigenvalue: Option<f64>,
+    smallest_eigenvalue: Option<f64>,
+    nuclear_norm: f64,
+    linear: bool,
+    bias: f64,
+}
+
+impl Shown {
+    fn new(params: &Params) -> Self {
+        let policy = &params.policy;
+        let (sampling, inverse_gap) = match policy.sampling {
+            Sampling::Softmax => ("softmax", None),
+            Sampling::InverseGap { gap } => ("inverse_gap", Some(gap)),
+        };
+        let floor = &policy.floor_distribution;
+        // Whoever wrote the file may have rounded.
+        let is_uniform = floor.iter().zip(uniform(floor.len())).all(|(p, u)| (p - u).abs() < 1e-9);
+        let by_model = || params.models.iter().cloned().zip(floor.iter().copied()).collect();
+        Self {
+            space: params.space.clone(),
+            epoch: params.epoch,
+            version: params.version,
+            revision: params.revision,
+            algorithm: params.algorithm.clone(),
+            sampling,
+            inverse_gap,
+            floor: policy.floor,
+            floor_distribution: (!is_uniform).then(by_model),
+            created_ms: params.created_ms,
+            created: utc(params.created_ms),
+            dim: params.dim,
+            models: params.models.iter().zip(&policy.scores).map(|(name, form)| ShownModel::new(name, form)).collect(),
+        }
+    }
+
+    fn facts(&self, file: &Path) -> Table {
+        let gap = self.inverse_gap.map(|gap| format!(", g = {gap}")).unwrap_or_default();
+        let floor = match &self.floor_distribution {
+            Some(_) => format!("{}, shared out as below", self.floor),
+            None => format!("{}, uniform", self.floor),
+        };
+        let facts = [
+            ("space", self.space.to_string()),
+            ("epoch", self.epoch.to_string()),
+            ("version", self.version.to_string()),
+            ("revision", self.revision.to_string()),
+            ("algorithm", self.algorithm.clone()),
+            ("sampling", format!("{}{gap}", self.sampling)),
+            ("floor", floor),
+            ("created", self.created.clone()),
+            ("dimension", self.dim.to_string()),
+        ];
+        Table {
+            columns: vec![Column::left("parameters"), Column::left(file.display().to_string())],
+            rows: facts.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect(),
+            note: None,
+        }
+    }
+
+    fn spectra(&self) -> Table {
+        let titles = ["rank", "largest eigenvalue", "smallest eigenvalue", "nuclear norm", "linear", "bias"];
+        let mut columns = vec![Column::left("model")];
+        columns.extend(titles.map(Column::right));
+        columns.extend(self.floor_distribution.iter().map(|_| Column::right("floor share")));
+        let row = |model: &ShownModel| {
+            let mut row = vec![
+                model.name.to_string(),
+                model.rank.to_string(),
+                model.largest_eigenvalue.map_or("-".to_owned(), figure),
+                model.smallest_eigenvalue.map_or("-".to_owned(), figure),
+                figure(model.nuclear_norm),
+                if model.linear { "yes" } else { "no" }.to_owned(),
+                figure(model.bias),
+            ];
+            row.extend(self.floor_distribution.iter().map(|shares| figure(shares[&model.name])));
+            row
+        };
+        Table { columns, rows: self.models.iter().map(row).collect(), note: None }
+    }
+}
+
+impl ShownModel {
+    fn new(name: &Name, form: &ScoreForm) -> Self {
+        let eigenvalues = || form.eigenvalues.iter().copied().map(f64::from);
+        Self {
+            name: name.clone(),
+            rank: eigenvalues().filter(|&value| value != 0.0).count(),
+            largest_eigenvalue: eigenvalues().reduce(f64::max),
+            smallest_eigenvalue: eigenvalues().reduce(f64::min),
+            nuclear_norm: eigenvalues().map(f64::abs).sum(),
+            linear: form.linear.iter().any(|&x| x != 0.0),
+            bias: f64::from(form.bias),
+        }
+    }
+}
+
+/// A number for a table: four decimals, but for what these would hide or stretch.
+fn figure(x: f64) -> String {
+    if x == 0.0 {
+        "0".to_owned()
+    } else if (1e-3..1e6).contains(&x.abs()) {
+        format!("{x:.4}")
+    } else {
+        format!("{x:.3e}")
+    }
+}
+
+/// Milliseconds since 1970 as a date and time of day, by the Gregorian calendar.
+fn utc(ms: u64) -> String {
+    let (days, seconds) = (ms / 86_400_000, ms / 1000 % 86_400);
+    // Years begin in March here, so that a leap day is the last of its year; 719468 days led from 0000-03-01 to 1970.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = if month < 10 { (year, month + 3) } else { (year + 1, month - 9) };
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z", era * 400 + year)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        for (seconds, expected) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_731_700_000, "2024-11-15T19:46:40Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_399, "2100-02-28T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+            (13_574_563_200, "2400-02-29T00:00:00Z"),
+        ] {
+            assert_eq!(utc(seconds * 1000 + 999), expected);
+        }
+        assert!(utc(u64::MAX).ends_with('Z'));
+    }
+
+    #[test]
+    fn figures() {
+        for (x, expected) in [(0.0, "0"), (-0.5, "-0.5000"), (1.5e-7, "1.500e-7"), (-2e9, "-2.000e9")] {
+            assert_eq!(figure(x), expected);
+        }
+    }
+}
