@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -29,6 +30,115 @@ pub struct Config {
     pub join: JoinConfig,
     /// What rewards mean.
     pub reward: RewardConfig,
+    /// When snapshots are made.
+    pub snapshot: SnapshotConfig,
+    /// Where they are kept.
+    pub store: StoreConfig,
+    /// What is written down of what was learned.
+    pub audit: AuditConfig,
+    /// Where events come from and parameters go.
+    pub transport: TransportConfig,
+}
+
+/// `[snapshot]`: whichever comes first; each is followed by a publication.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SnapshotConfig {
+    /// Examples between two snapshots.
+    pub every_updates: u64,
+    /// Time between two snapshots.
+    pub every_ms: u64,
+    /// Generations that are kept.
+    pub keep: usize,
+}
+
+impl Default for SnapshotConfig {
+    fn default() -> Self {
+        Self { every_updates: 2000, every_ms: 2000, keep: 3 }
+    }
+}
+
+/// `[store]`, as written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StoreConfig {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// What it is made of.
+    pub kind: StoreKind,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self { dir: "data/store".into(), kind: StoreKind::Redb }
+    }
+}
+
+/// `store.kind`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreKind {
+    /// One file, compact.
+    Redb,
+    /// sled 0.34.
+    Sled,
+}
+
+/// `[audit]`, as written.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuditConfig {
+    /// A file of the requests that were learned from; empty: none.
+    pub applied_log: PathBuf,
+}
+
+impl AuditConfig {
+    /// Where applied requests are written, if they are.
+    pub fn path(&self) -> Option<PathBuf> {
+        Some(self.applied_log.clone()).filter(|path| !path.as_os_str().is_empty())
+    }
+}
+
+/// `[transport]`, as written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TransportConfig {
+    /// Which one.
+    pub kind: TransportKind,
+    /// The transport of files.
+    pub file: FileTransportConfig,
+}
+
+impl Default for TransportConfig {
+    fn default() -> Self {
+        Self { kind: TransportKind::File, file: FileTransportConfig::default() }
+    }
+}
+
+/// `transport.kind`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TransportKind {
+    /// A directory of logs.
+    File,
+}
+
+/// `[transport.file]`, as written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FileTransportConfig {
+    /// The directory.
+    pub dir: PathBuf,
+    /// How often it is looked at.
+    pub poll_ms: u64,
+    /// How long a file that does not grow is waited for.
+    pub idle_ms: u64,
+}
+
+impl Default for FileTransportConfig {
+    fn default() -> Self {
+        Self { dir: "data/log".into(), poll_ms: 100, idle_ms: 1000 }
+    }
 }
 
 /// `[events]`, as written.
@@ -99,6 +209,8 @@ pub struct JoinConfig {
     pub aggregate: Aggregate,
     /// How far a file may be out of order.
     pub reorder_ms: u64,
+    /// How far an event may be ahead of when it was written.
+    pub future_ms: u64,
     /// Most requests that wait, in one space.
     pub pending_max: usize,
     /// Most memory that they take.
@@ -117,6 +229,7 @@ impl Default for JoinConfig {
             default_reward: 0.0,
             aggregate: Aggregate::First,
             reorder_ms: 10_000,
+            future_ms: 3_600_000,
             pending_max: 1_000_000,
             pending_bytes_max: 4 << 30,
             remembered_max: 4_000_000,
@@ -180,6 +293,8 @@ pub struct LearnerConfig {
     pub dim: usize,
     /// Names of the models to route to.
     pub models: Vec<String>,
+    /// Names of models that were routed to once.
+    pub retired: Vec<String>,
     /// How to learn.
     pub algorithm: Algorithm,
     /// The model that `algorithm = "fixed"` always plays.
@@ -227,6 +342,7 @@ impl Default for LearnerConfig {
         Self {
             dim: 768,
             models: vec!["minilm".to_owned(), "bge".to_owned()],
+            retired: Vec::new(),
             algorithm: Algorithm::Hpg,
             fixed_model: None,
             preset: Preset::Practical,
@@ -310,7 +426,7 @@ macro_rules! display_as_written {
         }
     )*};
 }
-display_as_written!(Algorithm, Preset, Mode, LearningRate);
+display_as_written!(Algorithm, Preset, Mode, LearningRate, StoreKind);
 
 /// A key has a value that it cannot have.
 #[derive(Debug, Error, PartialEq)]
@@ -325,7 +441,7 @@ pub struct BadSetting {
 }
 
 /// All of the configuration, checked.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// The learner of spaces that are not listed.
     pub learner: Spec,
@@ -343,10 +459,19 @@ pub struct Settings {
     pub join: JoinSpec,
     /// How far a file may be out of order.
     pub reorder_ms: u64,
+    /// How far an event may be ahead of when it was written.
+    pub future_ms: u64,
+}
+
+impl Settings {
+    /// The learner of a space.
+    pub fn space(&self, name: &Name) -> &Spec {
+        self.spaces.get(name).unwrap_or(&self.learner)
+    }
 }
 
 /// How events are read, checked.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventsSpec {
     /// Most bytes of one event.
     pub bytes_max: usize,
@@ -355,7 +480,7 @@ pub struct EventsSpec {
 }
 
 /// What rewards mean, checked.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RewardSpec {
     /// What is mapped to 0.
     pub low: f64,
@@ -373,12 +498,14 @@ impl RewardSpec {
 }
 
 /// What a learner is made from: checked, complete, presets resolved.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
     /// Dimension of queries.
     pub dim: usize,
     /// Models to route to: at least two, no name twice.
     pub models: Vec<Name>,
+    /// Models whose events are counted and skipped.
+    pub retired: BTreeSet<Name>,
     /// The algorithm with its own settings.
     pub method: Method,
     /// Examples summed into one step.
@@ -392,7 +519,7 @@ pub struct Spec {
 }
 
 /// An algorithm with its checked settings.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
     /// Algorithm 1.
@@ -406,7 +533,7 @@ pub enum Method {
 }
 
 /// Checked hyper-parameters of hypentropy policy gradient.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HpgSpec {
     /// Where the parameters live.
     pub ball: Ball,
@@ -438,6 +565,10 @@ impl Config {
     /// Checks every key.
     pub fn check(&self) -> Result<Settings, BadSetting> {
         within("learner.spaces_max", self.learner.spaces_max, self.spaces.len().max(1), 1_000_000)?;
+        within("snapshot.every_updates", self.snapshot.every_updates, 1, u64::MAX)?;
+        within("snapshot.every_ms", self.snapshot.every_ms, 1, u64::MAX)?;
+        within("snapshot.keep", self.snapshot.keep, 1, 1000)?;
+        within("transport.file.poll_ms", self.transport.file.poll_ms, 1, 60_000)?;
         Ok(Settings {
             learner: self.learner.check()?,
             spaces: self.spaces.iter().map(|(name, keys)| self.check_space(name, keys)).collect::<Result<_, _>>()?,
@@ -447,6 +578,7 @@ impl Config {
             reward: self.reward.check()?,
             join: self.join.check()?,
             reorder_ms: self.join.reorder_ms,
+            future_ms: self.join.future_ms,
         })
     }
 
@@ -551,6 +683,7 @@ impl LearnerConfig {
         };
         Ok(Spec {
             dim: self.dim,
+            retired: self.check_retired(&models)?,
             models,
             method,
             batch,
@@ -570,6 +703,19 @@ impl LearnerConfig {
             return Err(refused(format!("every name once, but {twice:?} is there twice")));
         }
         self.models.iter().map(|name| Name::try_from(name.as_str()).map_err(|e| refused(e.to_string()))).collect()
+    }
+
+    fn check_retired(&self, models: &[Name]) -> Result<BTreeSet<Name>, BadSetting> {
+        let refused = |allowed: String| bad("learner.retired", format!("{:?}", self.retired), allowed);
+        let retired: BTreeSet<Name> = self
+            .retired
+            .iter()
+            .map(|name| Name::try_from(name.as_str()).map_err(|e| refused(e.to_string())))
+            .collect::<Result<_, _>>()?;
+        match models.iter().find(|model| retired.contains(model)) {
+            Some(model) => Err(refused(format!("{model} is in learner.models too"))),
+            None => Ok(retired),
+        }
     }
 
     fn check_fixed(&self, models: &[Name]) -> Result<usize, BadSetting> {

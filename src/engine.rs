@@ -5,20 +5,32 @@
 //! balance after every step:
 //!
 //! ```text
-//! queries read = dead_lettered + duplicate + late + joined + expired + evicted + pending
+//! queries read = dead_lettered + retired + duplicate + late + joined + expired + evicted + pending
 //! rewards read = dead_lettered + used + duplicate + late + orphaned + evicted + pending
 //! ```
+//!
+//! For snapshots the engine is a small head and many records, of which it hands out those that have changed:
+//!
+//! | key | record |
+//! |---|---|
+//! | `s` space | its models, those retired, and the join without its requests |
+//! | `t` space | its learner, complete |
+//! | `q` space 0 request id | a request that waits for its reward, or is remembered |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::config::{MissingPropensities, Settings, Spec};
 use crate::event::{Example, Name, Query};
 use crate::hpg::spectra::Eigen;
-use crate::joiner::{JoinCounts, Joined, Joiner, Payload};
-use crate::learner::Trainer;
+use crate::joiner::{BadJoin, JoinCounts, JoinHead, Joined, Joiner, Payload, Record};
+use crate::learner::{BadState, Trainer};
+use crate::router::Policy;
+use crate::wire::envelope::{self, Damaged, Kind};
+use crate::wire::export::Spectrum;
 use crate::wire::events::{Bad, Parser, Propensities, QueryEvent, RewardEvent};
 
 /// Which input an event came in by.
@@ -50,10 +62,11 @@ pub type Key<'a> = (i64, Side, &'a Name, &'a str, &'a [u8]);
 
 impl Input {
     /// Reads an event; a bad one becomes an input too, so that it is counted.
-    pub fn parse(parser: &Parser, side: Side, bytes: Vec<u8>) -> Self {
+    /// `record_ms` is when the log says that it was written, if it says so.
+    pub fn parse(parser: &Parser, side: Side, bytes: Vec<u8>, record_ms: Option<i64>) -> Self {
         let event = match side {
-            Side::Query => parser.query(&bytes).map(Event::Query),
-            Side::Reward => parser.reward(&bytes).map(Event::Reward),
+            Side::Query => parser.query(&bytes, record_ms).map(Event::Query),
+            Side::Reward => parser.reward(&bytes, record_ms).map(Event::Reward),
         };
         Self { side, bytes, event }
     }
@@ -172,6 +185,59 @@ pub struct Engine {
 struct Space {
     trainer: Trainer,
     joiner: Joiner<Decision>,
+    /// Models that were there once.
+    retired: BTreeSet<Name>,
+    /// Whether it has changed since its changes were taken.
+    touched: bool,
+}
+
+/// Why parameters cannot be imported.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{0}")]
+pub struct BadImport(String);
+
+/// What a snapshot holds of the engine besides its records.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineHead {
+    queries_dead: u64,
+    rewards_dead: u64,
+}
+
+/// A space without its learner and its requests, as saved.
+#[derive(Serialize, Deserialize)]
+struct SavedSpace {
+    models: Vec<Name>,
+    retired: BTreeSet<Name>,
+    join: JoinHead,
+}
+
+const SPACE_VERSION: u16 = 1;
+
+/// Why a snapshot cannot be gone on with.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum BadSnapshot {
+    /// A space does not fit the configuration.
+    #[error("space {space}: {problem}")]
+    Space {
+        /// Which one.
+        space: String,
+        /// In what way.
+        problem: BadState,
+    },
+    /// A join does not fit its records.
+    #[error("space {space}: {problem}")]
+    Join {
+        /// Which one.
+        space: String,
+        /// In what way.
+        problem: BadJoin,
+    },
+    /// A record is not what it should be.
+    #[error(transparent)]
+    Damaged(#[from] Damaged),
+    /// A record that belongs to nothing.
+    #[error("a record belongs to no space")]
+    Stray,
 }
 
 /// One space, as seen from outside.
@@ -187,6 +253,8 @@ pub struct SpaceView {
     pub counts: Counts,
     /// Mean of the rewards learned from.
     pub mean_reward: f64,
+    /// Models that were there once.
+    pub retired: Vec<Name>,
     /// Its parameters, where the algorithm has some.
     pub eigens: Vec<Eigen>,
 }
@@ -195,6 +263,94 @@ impl Engine {
     /// A lane that has not seen anything.
     pub fn new(settings: Settings) -> Self {
         Self { settings, spaces: BTreeMap::new(), queries_dead: 0, rewards_dead: 0 }
+    }
+
+    /// Goes on from a snapshot: its head, and its records by key. The settings may differ from those it was made with:
+    /// models are matched by name, new ones start at zero, those that are gone are retired.
+    pub fn restore(
+        settings: Settings,
+        head: EngineHead,
+        records: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>,
+    ) -> Result<Self, BadSnapshot> {
+        let mut parts: BTreeMap<Name, SpaceParts> = BTreeMap::new();
+        for (key, value) in records {
+            let (kind, name, request_id) = split_key(&key).ok_or(BadSnapshot::Stray)?;
+            let parts = parts.entry(name).or_default();
+            match kind {
+                SPACE => parts.space = Some(envelope::unseal(Kind::Space, SPACE_VERSION, &value)?),
+                TRAINER => parts.trainer = Some(value),
+                _ => parts.requests.push((request_id, envelope::decode(&value)?)),
+            }
+        }
+        let mut engine = Self::new(settings);
+        (engine.queries_dead, engine.rewards_dead) = (head.queries_dead, head.rewards_dead);
+        for (name, parts) in parts {
+            let space = Space::restore(&engine.settings, &name, parts)?;
+            engine.spaces.insert(name, space);
+        }
+        Ok(engine)
+    }
+
+    /// What a snapshot holds besides the records.
+    pub fn head(&self) -> EngineHead {
+        EngineHead { queries_dead: self.queries_dead, rewards_dead: self.rewards_dead }
+    }
+
+    /// Records that have changed since the last call, or ever: key, and value unless it is gone.
+    pub fn take_changes(&mut self) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+        let mut changes = Vec::new();
+        for (name, space) in self.spaces.iter_mut().filter(|(_, space)| space.touched) {
+            space.touched = false;
+            space.joiner.track_changes();
+            space.joiner.take_changes(|request_id, record| {
+                changes.push((record_key(QUERY, name, request_id), record.map(|record| envelope::encode(&record))));
+            });
+            changes.push((record_key(TRAINER, name, ""), Some(space.trainer.save())));
+            let saved = SavedSpace {
+                models: space.trainer.spec().models.clone(),
+                retired: space.retired.clone(),
+                join: space.joiner.head(),
+            };
+            changes.push((record_key(SPACE, name, ""), Some(envelope::seal(Kind::Space, SPACE_VERSION, &saved))));
+        }
+        changes
+    }
+
+    /// Starts the models of a space from given parameters; those that are not named keep what they have.
+    pub fn import(&mut self, space: Name, eigens: &[(Name, Spectrum)], dim: usize) -> Result<(), BadImport> {
+        let spec = self.spec(&space).map_err(|bad| BadImport(bad.to_string()))?;
+        if dim != spec.dim {
+            return Err(BadImport(format!("it has dim = {dim}, space {space} has {}", spec.dim)));
+        }
+        let places: Vec<Option<usize>> =
+            eigens.iter().map(|(name, _)| spec.models.iter().position(|known| known == name)).collect();
+        if let Some(at) = places.iter().position(Option::is_none) {
+            return Err(BadImport(format!("space {space} has no model {}", eigens[at].0)));
+        }
+        let (_, space, _) = self.space(space);
+        for (place, (_, (lambda, vectors))) in places.into_iter().flatten().zip(eigens) {
+            if !space.trainer.set(place, lambda, vectors) {
+                let spec = space.trainer.spec();
+                let way_out = "import into hpg in mode factored, explicit or exact";
+                return Err(BadImport(format!("{} cannot start from given parameters: {way_out}", spec.algorithm())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Names of its spaces.
+    pub fn names(&self) -> impl Iterator<Item = &Name> {
+        self.spaces.keys()
+    }
+
+    /// Examples in applied batches of a space.
+    pub fn version(&self, space: &Name) -> Option<u64> {
+        self.spaces.get(space).map(|space| space.trainer.version())
+    }
+
+    /// The policy of a space, in the routing form.
+    pub fn policy(&self, space: &Name) -> Option<Policy> {
+        self.spaces.get(space).map(|space| space.trainer.policy())
     }
 
     /// Takes one event.
@@ -224,6 +380,7 @@ impl Engine {
             space.joiner.close_all(&mut joined);
             space.learn(name, joined, &self.settings, &mut applied);
             space.trainer.flush();
+            space.touched = true;
         }
         applied
     }
@@ -253,6 +410,7 @@ impl Engine {
             version: space.trainer.version(),
             counts: Counts { join: *space.joiner.counts(), applied: space.trainer.learned(), ..Counts::default() },
             mean_reward: space.trainer.mean_reward(),
+            retired: space.retired.iter().cloned().collect(),
             eigens: space.trainer.eigens(),
         })
     }
@@ -269,18 +427,21 @@ impl Engine {
         for (name, space) in &self.spaces {
             add(name.as_str().as_bytes());
             add(&space.trainer.save());
-            let joiner = bincode::serde::encode_to_vec(&space.joiner, bincode::config::standard());
-            add(&joiner.expect("encoding into memory fails on no type of this crate"));
+            add(&envelope::encode(&space.joiner));
         }
         format!("{:032x}", hash.digest128())
     }
 
     fn query(&mut self, event: QueryEvent, applied: &mut Vec<Applied>) -> Result<(), Bad> {
         let QueryEvent { request_id, space, ts_ms, query, model, propensities, policy } = event;
-        let decision = decide(self.spec(&space)?, query, &model, propensities, policy)?;
+        let retired = self.spaces.get(&space).map_or(&NONE_RETIRED, |space| &space.retired);
+        let decision = decide(self.spec(&space)?, retired, query, &model, propensities, policy)?;
         let (name, space, settings) = self.space(space);
         let mut joined = Vec::new();
-        space.joiner.query(&request_id, ts_ms, decision, &mut joined);
+        match decision {
+            Some(decision) => space.joiner.query(&request_id, ts_ms, decision, &mut joined),
+            None => space.joiner.retired(ts_ms, &mut joined),
+        }
         space.learn(name, joined, settings, applied);
         Ok(())
     }
@@ -302,7 +463,7 @@ impl Engine {
                 return Err(Bad::TooManySpaces(self.settings.spaces_max));
             }
         }
-        Ok(self.settings.spaces.get(name).unwrap_or(&self.settings.learner))
+        Ok(self.settings.space(name))
     }
 
     /// A space, made if it is new.
@@ -311,15 +472,76 @@ impl Engine {
         let entry = self.spaces.entry(name);
         let name = entry.key().clone();
         entry.or_insert_with(|| {
-            let spec = settings.spaces.get(&name).unwrap_or(&settings.learner);
-            Space { trainer: Trainer::new(spec.clone()), joiner: Joiner::new(settings.join.clone()) }
+            let spec = settings.space(&name);
+            let (trainer, joiner) = (Trainer::new(spec.clone()), Joiner::new(settings.join.clone()));
+            Space { trainer, joiner, retired: BTreeSet::new(), touched: true }
         });
         let (name, space) = self.spaces.range_mut(name..).next().expect("it was just made");
+        space.touched = true;
         (name, space, settings)
     }
 }
 
+static NONE_RETIRED: BTreeSet<Name> = BTreeSet::new();
+
+/// What the records of a space come to.
+#[derive(Default)]
+struct SpaceParts {
+    space: Option<SavedSpace>,
+    trainer: Option<Vec<u8>>,
+    requests: Vec<(String, Record<Decision>)>,
+}
+
+const SPACE: u8 = b's';
+const TRAINER: u8 = b't';
+const QUERY: u8 = b'q';
+
+fn record_key(kind: u8, space: &Name, request_id: &str) -> Vec<u8> {
+    let mut key = vec![kind];
+    key.extend_from_slice(space.as_str().as_bytes());
+    if kind == QUERY {
+        // No name has a zero byte.
+        key.push(0);
+        key.extend_from_slice(request_id.as_bytes());
+    }
+    key
+}
+
+fn split_key(key: &[u8]) -> Option<(u8, Name, String)> {
+    let (&kind, rest) = key.split_first()?;
+    let text = str::from_utf8(rest).ok()?;
+    let (space, request_id) = match kind {
+        SPACE | TRAINER => (text, ""),
+        QUERY => text.split_once('\0')?,
+        _ => return None,
+    };
+    Some((kind, Name::try_from(space).ok()?, request_id.to_owned()))
+}
+
 impl Space {
+    fn restore(settings: &Settings, name: &Name, parts: SpaceParts) -> Result<Self, BadSnapshot> {
+        let (Some(saved), Some(trainer)) = (parts.space, parts.trainer) else { return Err(BadSnapshot::Stray) };
+        let spec = settings.space(name);
+        let trainer = Trainer::restore(spec.clone(), &trainer)
+            .map_err(|problem| BadSnapshot::Space { space: name.to_string(), problem })?;
+        let bad_join = |problem| BadSnapshot::Join { space: name.to_string(), problem };
+        let mut joiner = Joiner::restore(saved.join, parts.requests).map_err(bad_join)?;
+        if joiner.waiting().any(|decision| !decision.fits(spec.dim, saved.models.len())) {
+            return Err(bad_join(BadJoin));
+        }
+        let touched = joiner.head().spec != settings.join || saved.models != spec.models;
+        joiner.set_spec(settings.join.clone());
+        let mut retired = saved.retired;
+        if saved.models != spec.models {
+            let places: Vec<Option<usize>> =
+                spec.models.iter().map(|model| saved.models.iter().position(|old| old == model)).collect();
+            joiner.remap(|decision| decision.remap(&places));
+            retired.extend(saved.models);
+        }
+        retired.retain(|model| !spec.models.contains(model));
+        Ok(Self { trainer, joiner, retired, touched })
+    }
+
     fn learn(&mut self, name: &Name, joined: Vec<Joined<Decision>>, settings: &Settings, applied: &mut Vec<Applied>) {
         for Joined { request_id, payload, reward, .. } in joined {
             let reward = settings.reward.unit(reward);
@@ -365,41 +587,75 @@ impl Space {
     }
 }
 
-/// Fits a decision to its space: dimension, and models by index.
+impl Decision {
+    fn fits(&self, dim: usize, models: usize) -> bool {
+        let full = |p: &[f64]| p.len() == models && p.iter().all(|p| (0.0..=1.0 + 1e-6).contains(p));
+        let chosen = usize::from(self.model);
+        let known = match &self.propensities {
+            Known::Full(p) => full(p) && p.get(chosen).is_some_and(|p| *p > 0.0),
+            Known::Chosen(p) => *p > 0.0 && *p <= 1.0,
+            Known::Nothing => true,
+        };
+        known
+            && chosen < models
+            && self.policy.as_ref().is_none_or(|policy| full(policy))
+            && self.query.len() == dim
+            && Query::from_f32(&self.query).is_ok()
+    }
+
+    /// Moves it to another set of models, of which `places` says where each was; whether its model is still there.
+    fn remap(&mut self, places: &[Option<usize>]) -> bool {
+        let moved = |p: &[f64]| places.iter().map(|place| place.map_or(0.0, |old| p[old])).collect::<Vec<f64>>();
+        if let Known::Full(p) = &self.propensities {
+            self.propensities = Known::Full(moved(p));
+        }
+        self.policy = self.policy.as_deref().map(moved);
+        let new = places.iter().position(|place| *place == Some(usize::from(self.model)));
+        self.model = new.map_or(0, |new| new as u16);
+        new.is_some()
+    }
+}
+
+/// Fits a decision to its space: dimension, and models by index. `None` if its model was retired.
 fn decide(
     spec: &Spec,
+    retired: &BTreeSet<Name>,
     query: Vec<f32>,
     model: &Name,
     propensities: Propensities,
     policy: Option<Vec<(Name, f64)>>,
-) -> Result<Decision, Bad> {
+) -> Result<Option<Decision>, Bad> {
     if query.len() != spec.dim {
         return Err(Bad::WrongDimension { found: query.len(), expected: spec.dim });
     }
-    let index =
-        |name: &Name| spec.models.iter().position(|known| known == name).ok_or_else(|| Bad::UnknownModel(name.clone()));
+    let index = |name: &Name| match spec.models.iter().position(|known| known == name) {
+        None if !retired.contains(name) && !spec.retired.contains(name) => Err(Bad::UnknownModel(name.clone())),
+        place => Ok(place),
+    };
     let spread = |entries: Vec<(Name, f64)>| {
         let mut all = vec![0.0; spec.models.len()];
         for (name, p) in entries {
-            all[index(&name)?] = p;
+            if let Some(place) = index(&name)? {
+                all[place] = p;
+            }
         }
         Ok(all)
     };
     let chosen = index(model)?;
+    let impossible = |entries: &[(Name, f64)]| !entries.iter().any(|(name, p)| name == model && *p > 0.0);
     let propensities = match propensities {
+        Propensities::Full(entries) if impossible(&entries) => return Err(Bad::ImpossibleChoice(model.clone())),
         Propensities::Full(entries) => Known::Full(spread(entries)?),
         Propensities::Chosen(p) => Known::Chosen(p),
         Propensities::Unknown => Known::Nothing,
     };
-    if matches!(&propensities, Known::Full(all) if all[chosen] <= 0.0) {
-        return Err(Bad::ImpossibleChoice(model.clone()));
-    }
-    Ok(Decision {
+    let policy = policy.map(spread).transpose()?;
+    Ok(chosen.map(|chosen| Decision {
         model: u16::try_from(chosen).expect("at most 4096 models"),
         query,
         propensities,
-        policy: policy.map(spread).transpose()?,
-    })
+        policy,
+    }))
 }
 
 #[cfg(test)]
@@ -409,8 +665,7 @@ mod tests {
 
     fn step(engine: &mut Engine, side: Side, text: &str) -> Effects {
         let settings = engine.settings.clone();
-        let parser = Parser::new(settings.events, settings.reward, settings.missing_propensities);
-        engine.step(Input::parse(&parser, side, text.as_bytes().to_vec()))
+        engine.step(Input::parse(&Parser::new(&settings), side, text.as_bytes().to_vec(), None))
     }
 
     fn engine(set: &str) -> Engine {

@@ -355,6 +355,11 @@ impl<P: Payload> Joiner<P> {
         JoinHead { spec, time_ms: self.time_ms, counts, remembered: self.memory.entries }
     }
 
+    /// What the queries carry that wait.
+    pub fn waiting(&self) -> impl Iterator<Item = &P> {
+        self.pool.requests.values().filter_map(|request| request.query.as_ref()).map(|asked| &asked.payload)
+    }
+
     /// Tracks from now on which requests change; all that are held count as changed. Nothing new if it tracks already.
     ///
     /// Off in a new joiner, since what is tracked grows with the traffic until it is taken.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::config::{Method, Spec};
-use crate::event::{BadExample, BadQuery, Example, Query};
+use crate::event::{BadExample, BadQuery, Example, Name, Query};
 use crate::hpg::learner::{Hpg, HpgState};
 use crate::hpg::parameter_free::{ParameterFree, ParameterFreeState};
 use crate::hpg::schedule::shrink;
@@ -38,6 +38,11 @@ pub trait Learner: Send {
     /// How scores become probabilities after `version` examples.
     fn sampling(&self, _version: u64) -> Sampling {
         Sampling::Softmax
+    }
+
+    /// Starts a model from a given W = V diag(lambda) V'; false if the algorithm cannot.
+    fn set(&mut self, _model: usize, _lambda: &[f64], _vectors: &[f64]) -> bool {
+        false
     }
 
     /// All that is needed to go on.
@@ -148,21 +153,37 @@ impl Trainer {
         Self { spec, learner, book }
     }
 
-    /// Goes on from a saved state. Hyper-parameters come from `spec`: they may differ from those it was saved with.
+    /// Goes on from a saved state. Hyper-parameters and models come from `spec` and may differ from those it was saved
+    /// with. Models are matched by name and new ones start at zero; a batch that was pending is applied to the old ones.
     pub fn restore(spec: Spec, bytes: &[u8]) -> Result<Self, BadState> {
-        let (_, payload) = envelope::open(Kind::Learner, VERSION, bytes)?;
-        let saved: Saved = envelope::decode(payload)?;
+        let saved: Saved = envelope::unseal(Kind::Learner, VERSION, bytes)?;
+        let names: Vec<String> = spec.models.iter().map(ToString::to_string).collect();
+        if saved.models == names {
+            return Self::reopen(spec, saved);
+        }
+        let places: Vec<Option<usize>> =
+            names.iter().map(|name| saved.models.iter().position(|old| old == name)).collect();
+        let models = saved.models.iter().map(|name| Name::try_from(name.as_str())).collect::<Result<_, _>>();
+        let before = Spec { models: models.map_err(|_| BadState::Shape)?, ..spec.clone() };
+        let mut trainer = Self::reopen(before, saved)?;
+        trainer.flush();
+        let state = remap(trainer.learner.save(), &places, spec.dim);
+        trainer.learner = restore_learner(&spec, state).ok_or(BadState::Shape)?;
+        trainer.spec = spec;
+        Ok(trainer)
+    }
+
+    /// Goes on from a state that was saved with the same models.
+    fn reopen(spec: Spec, saved: Saved) -> Result<Self, BadState> {
         let mut trainer = Self::new(spec);
         let spec = &trainer.spec;
         let mismatch = |key, saved: &dyn ToString, configured: &dyn ToString| {
             let (saved, configured) = (saved.to_string(), configured.to_string());
             if saved == configured { Ok(()) } else { Err(BadState::Mismatch { key, saved, configured }) }
         };
-        let names: Vec<String> = spec.models.iter().map(ToString::to_string).collect();
         mismatch("learner.algorithm", &saved.algorithm, &spec.algorithm())?;
         mismatch("learner.dim", &saved.dim, &spec.dim)?;
-        mismatch("learner.models", &saved.models.join(","), &names.join(","))?;
-        let fits = |lesson: &Lesson| lesson.is_sound() && lesson.example.check_shape(spec.dim, names.len()).is_ok();
+        let fits = |lesson: &Lesson| lesson.is_sound() && lesson.example.check_shape(spec.dim, spec.models.len()).is_ok();
         if !saved.book.is_sound() || !saved.book.pending.iter().all(fits) {
             return Err(BadState::Shape);
         }
@@ -224,6 +245,11 @@ impl Trainer {
         }
     }
 
+    /// Starts a model from a given W = V diag(lambda) V'; false if the algorithm cannot.
+    pub fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
+        self.learner.set(model, lambda, vectors)
+    }
+
     /// The current policy in the routing form.
     pub fn policy(&self) -> Policy {
         Policy {
@@ -263,6 +289,15 @@ impl Trainer {
     pub fn mean_reward(&self) -> f64 {
         if self.book.learned == 0 { 0.0 } else { self.book.reward_sum / self.book.learned as f64 }
     }
+}
+
+fn remap(mut state: LearnerState, places: &[Option<usize>], dim: usize) -> LearnerState {
+    match &mut state {
+        LearnerState::Stateless => {}
+        LearnerState::Hpg(hpg) => Hpg::remap(hpg, places, dim),
+        LearnerState::ParameterFree(free) => ParameterFree::remap(free, places, dim),
+    }
+    state
 }
 
 fn restore_learner(spec: &Spec, state: LearnerState) -> Option<Box<dyn Learner>> {

@@ -14,12 +14,13 @@
 //! - [`policy`]: what it is compared with.
 //! - [`learner`]: the [`Learner`](learner::Learner) trait of all algorithms, and the [`Trainer`](learner::Trainer)
 //!   that owns one with all that they share.
+//! - [`snapshot`] and [`store`]: what is kept of a lane, and generations of it in a small ordered map on disk.
 //! - [`router`]: parameters and a query in, a distribution over models out.
 //! - [`wire`]: versioned formats of what leaves the process.
 //! - [`simulate`]: worlds that know the truth.
 //!
-//! The edges, behind the feature `daemon`: `cli` (the program's commands), `transport` (where events come from) and
-//! `report` (tables, plots, the HTML page).
+//! The edges, behind the feature `daemon`: `cli` (the program's commands), `runner` (what drives the engine),
+//! `transport` (where events come from and parameters go), `store::sled` and `report` (tables, plots, the HTML page).
 //! The core never reaches for an edge; `cargo check --lib --no-default-features` fails when it does.
 //!
 //! # Invariants
@@ -62,6 +63,8 @@ pub mod cli;
 pub mod config;
 pub mod engine;
 pub mod event;
+#[cfg(feature = "daemon")]
+mod failpoint;
 pub mod hpg;
 pub mod joiner;
 pub mod learner;
@@ -70,7 +73,11 @@ pub mod policy;
 #[cfg(feature = "daemon")]
 pub mod report;
 pub mod router;
+#[cfg(feature = "daemon")]
+pub mod runner;
 pub mod simulate;
+pub mod snapshot;
+pub mod store;
 #[cfg(feature = "daemon")]
 pub mod transport;
 pub mod wire;

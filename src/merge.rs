@@ -3,9 +3,18 @@
 //! Each log is read ahead until it is `reorder_ms` past the earliest event held from it; the earliest of all logs goes
 //! next. What is further out of order than that goes when it is met, and is counted. Memory is bounded by the window
 //! and, should the clock of a log stand still, by a number of events and of bytes.
+//!
+//! Years of logs are thousands of files. A log is not read before its time: not until an event is to go that is
+//! within `reorder_ms` of the log's first.
+//!
+//! What was read ahead is not done. A log's [`Position`] says what is: all before its floor, and single events beyond
+//! it that were earlier in time than others before them. A merge that goes on from its saved state reads each log anew
+//! from its floor and gives the very sequence that it would have given.
 
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+use serde::{Deserialize, Serialize};
 
 use crate::engine::Input;
 
@@ -14,52 +23,227 @@ use crate::engine::Input;
 pub struct Sourced {
     /// The event.
     pub input: Input,
-    /// Index of the log.
-    pub log: usize,
-    /// Where in the log, counted from 1.
+    /// Where in its log it begins.
+    pub start: u64,
+    /// Where the next one does.
+    pub end: u64,
+    /// Its line in the log, counted from 1; 0 where there are no lines.
     pub line: u64,
+}
+
+/// What reading on in a log gave.
+#[derive(Debug, PartialEq)]
+pub enum Read {
+    /// The next event.
+    Event(Sourced),
+    /// Nothing yet, but it may come any moment: whatever is in order waits for it.
+    Pending,
+    /// Nothing for a while: the others go on without it, until it is woken.
+    Idle,
+    /// The log is complete.
+    End,
+}
+
+/// A log that can be read from where it was left.
+pub trait Source {
+    /// Why reading failed.
+    type Error;
+
+    /// Reads on. The first call after [`Merge::add`] begins at the floor of the position given there.
+    fn read(&mut self) -> Result<Read, Self::Error>;
+}
+
+/// What a merge has to give.
+#[derive(Debug, PartialEq)]
+pub enum Next {
+    /// The next event, and the index of its log.
+    Event(Sourced, usize),
+    /// Nothing before some log has more.
+    Wait,
+    /// All logs are complete, or idle.
+    End,
+}
+
+/// How far a log is done.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// All events before this offset are done.
+    pub floor: u64,
+    /// Lines before the floor.
+    pub floor_line: u64,
+    /// Up to here it was read ahead.
+    pub read: u64,
+    /// Beginnings of events between the two that are done.
+    pub ahead: BTreeSet<u64>,
+    /// The largest time read.
+    pub newest_ms: Option<i64>,
+}
+
+/// What a merge needs to go on where it was.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeState {
+    /// Positions of the logs that were begun, by the name of the log.
+    pub positions: BTreeMap<String, Position>,
+    /// The largest time that went.
+    pub last_ms: Option<i64>,
+    /// Events that went after a later one.
+    pub out_of_order: u64,
 }
 
 /// The most events held of one log, and their most bytes.
 const HELD_MAX: usize = 100_000;
 const HELD_BYTES_MAX: usize = 256 << 20;
 
-/// Merges logs of events, each an iterator that may fail.
-pub struct Merge<I> {
-    logs: Vec<Log<I>>,
+/// Merges logs of events.
+pub struct Merge<S> {
+    logs: BTreeMap<usize, Log<S>>,
+    /// The index of the next log.
+    index: usize,
+    /// Logs that are read, in the order of their index.
+    active: Vec<usize>,
+    /// Logs whose time has not come, by the earliest that one of their events can be.
+    dormant: BTreeSet<(i64, usize)>,
     reorder_ms: u64,
     last_ms: Option<i64>,
     out_of_order: u64,
 }
 
-struct Log<I> {
-    events: I,
-    ended: bool,
-    newest_ms: i64,
+struct Log<S> {
+    name: String,
+    source: S,
+    position: Position,
+    /// Where what was read before a restart ends.
+    resume: u64,
     held: BinaryHeap<Held>,
     held_bytes: usize,
+    /// Beginnings, and lines, of what is held.
+    outstanding: BTreeMap<u64, u64>,
+    last_line: u64,
     /// A bad event that was met: it goes at once.
     bad: Option<Sourced>,
+    /// Whether its position is of no use any more.
+    gone: bool,
 }
 
 /// Ordered so that the greatest is the one to go first.
 struct Held(Sourced);
 
-impl<I, E> Merge<I>
-where
-    I: Iterator<Item = Result<Sourced, E>>,
-{
-    /// Merges `logs`.
-    pub fn new(logs: impl IntoIterator<Item = I>, reorder_ms: u64) -> Self {
-        let log = |events| Log {
-            events,
-            ended: false,
-            newest_ms: i64::MIN,
+/// Why a log stopped being read ahead.
+#[derive(PartialEq)]
+enum Known {
+    /// What it holds can go.
+    Enough,
+    Pending,
+    Idle,
+    End,
+}
+
+impl<S: Source> Merge<S> {
+    /// Goes on from `state`, with logs that are yet to be added.
+    pub fn new(reorder_ms: u64, state: &MergeState) -> Self {
+        Self {
+            logs: BTreeMap::new(),
+            index: 0,
+            active: Vec::new(),
+            dormant: BTreeSet::new(),
+            reorder_ms,
+            last_ms: state.last_ms,
+            out_of_order: state.out_of_order,
+        }
+    }
+
+    /// Adds a log and returns its index. One that was begun before brings its position; one that was not begun is left
+    /// alone until its `first_ms`, the time of its first good event, if it has one.
+    pub fn add(&mut self, name: String, source: S, position: Option<Position>, first_ms: Option<i64>) -> usize {
+        let index = self.index;
+        self.index += 1;
+        match (&position, first_ms) {
+            (None, Some(ms)) => drop(self.dormant.insert((ms.saturating_sub_unsigned(self.reorder_ms), index))),
+            _ => self.active.push(index),
+        }
+        let position = position.unwrap_or_default();
+        let log = Log {
+            name,
+            source,
+            resume: position.read,
+            last_line: position.floor_line,
+            position: Position { read: position.floor, ..position },
             held: BinaryHeap::new(),
             held_bytes: 0,
+            outstanding: BTreeMap::new(),
             bad: None,
+            gone: false,
         };
-        Self { logs: logs.into_iter().map(log).collect(), reorder_ms, last_ms: None, out_of_order: 0 }
+        self.logs.insert(index, log);
+        index
+    }
+
+    /// Reads a log again that was idle.
+    pub fn wake(&mut self, log: usize) {
+        if !self.dormant.iter().any(|(_, dormant)| *dormant == log) {
+            self.activate(log);
+        }
+    }
+
+    /// Forgets the position of a log that is gone; what was read of it still goes.
+    pub fn forget(&mut self, log: usize) {
+        self.wake(log);
+        if let Some(log) = self.logs.get_mut(&log) {
+            log.gone = true;
+        }
+    }
+
+    /// A log, by its index.
+    pub fn source_mut(&mut self, log: usize) -> Option<&mut S> {
+        self.logs.get_mut(&log).map(|log| &mut log.source)
+    }
+
+    /// The name of a log.
+    pub fn name(&self, log: usize) -> Option<&str> {
+        self.logs.get(&log).map(|log| log.name.as_str())
+    }
+
+    /// The next event, if it is known which one that is.
+    pub fn next(&mut self) -> Result<Next, S::Error> {
+        loop {
+            let mut waits = false;
+            let mut i = 0;
+            while let Some(&index) = self.active.get(i) {
+                let Some(log) = self.logs.get_mut(&index) else { break };
+                let known = log.read_ahead(self.reorder_ms)?;
+                if let Some(bad) = log.bad.take() {
+                    log.done(bad.start);
+                    return Ok(Next::Event(bad, index));
+                }
+                waits |= known == Known::Pending;
+                if matches!(known, Known::Idle | Known::End) && log.held.is_empty() {
+                    if log.gone {
+                        self.logs.remove(&index);
+                    }
+                    self.active.remove(i);
+                } else {
+                    i += 1;
+                }
+            }
+            let earliest = self.earliest();
+            if !self.rouse(earliest) {
+                return Ok(match earliest {
+                    _ if waits => Next::Wait,
+                    Some(index) => self.take(index),
+                    None => Next::End,
+                });
+            }
+        }
+    }
+
+    /// What it needs to go on from here.
+    pub fn state(&self) -> MergeState {
+        let begun = self.logs.values().filter(|log| log.position.read > 0 && !log.gone);
+        MergeState {
+            positions: begun.map(|log| (log.name.clone(), log.position.clone())).collect(),
+            last_ms: self.last_ms,
+            out_of_order: self.out_of_order,
+        }
     }
 
     /// Events that went after a later one.
@@ -67,70 +251,109 @@ where
         self.out_of_order
     }
 
+    /// Begins the first dormant log if the event that is due may not go before its own.
+    fn rouse(&mut self, earliest: Option<usize>) -> bool {
+        let due_ms = earliest.and_then(|index| self.logs.get(&index)?.earliest_ms());
+        let Some(&(from_ms, index)) = self.dormant.first() else { return false };
+        let its_turn = due_ms.is_none_or(|due_ms| due_ms >= from_ms);
+        if its_turn {
+            self.dormant.pop_first();
+            self.activate(index);
+        }
+        its_turn
+    }
+
+    fn activate(&mut self, index: usize) {
+        if let Err(at) = self.active.binary_search(&index) {
+            self.active.insert(at, index);
+        }
+    }
+
     fn earliest(&self) -> Option<usize> {
-        let heads = self.logs.iter().enumerate().filter_map(|(i, log)| log.held.peek().map(|held| (held, i)));
+        let heads = self.active.iter().filter_map(|i| self.logs.get(i)?.held.peek().map(|held| (held, *i)));
         heads.max_by(|a, b| a.0.cmp(b.0).then(b.1.cmp(&a.1))).map(|(_, i)| i)
     }
-}
 
-impl<I, E> Iterator for Merge<I>
-where
-    I: Iterator<Item = Result<Sourced, E>>,
-{
-    type Item = Result<Sourced, E>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        for log in &mut self.logs {
-            if let Err(error) = log.read_ahead(self.reorder_ms) {
-                return Some(Err(error));
-            }
-            if let Some(bad) = log.bad.take() {
-                return Some(Ok(bad));
-            }
-        }
-        let earliest = self.earliest()?;
-        let log = &mut self.logs[earliest];
-        let Held(event) = log.held.pop()?;
+    fn take(&mut self, index: usize) -> Next {
+        let Some(log) = self.logs.get_mut(&index) else { return Next::Wait };
+        let Some(Held(event)) = log.held.pop() else { return Next::Wait };
         log.held_bytes -= event.input.bytes();
+        log.outstanding.remove(&event.start);
+        log.done(event.start);
         let ts_ms = event.input.key().map(|key| key.0);
         self.out_of_order += u64::from(ts_ms < self.last_ms);
         self.last_ms = self.last_ms.max(ts_ms);
-        Some(Ok(event))
+        Next::Event(event, index)
     }
 }
 
-impl<I, E> Log<I>
-where
-    I: Iterator<Item = Result<Sourced, E>>,
-{
+impl<S: Source> Log<S> {
     /// Reads until the earliest held event is out of the window, or a bad event is met.
-    fn read_ahead(&mut self, reorder_ms: u64) -> Result<(), E> {
-        let room = |log: &Self| log.held.len() < HELD_MAX && log.held_bytes < HELD_BYTES_MAX;
-        while !self.ended && self.bad.is_none() && room(self) && !self.is_ahead(reorder_ms) {
-            match self.events.next().transpose()? {
-                None => self.ended = true,
-                Some(event) => match event.input.key().map(|key| key.0) {
-                    None => self.bad = Some(event),
-                    Some(ts_ms) => {
-                        self.newest_ms = self.newest_ms.max(ts_ms);
-                        self.held_bytes += event.input.bytes();
-                        self.held.push(Held(event));
-                    }
-                },
+    fn read_ahead(&mut self, reorder_ms: u64) -> Result<Known, S::Error> {
+        while self.bad.is_none() {
+            // What was held before a restart is held again, whatever the bounds.
+            if self.position.read >= self.resume && (self.is_ahead(reorder_ms) || self.is_full()) {
+                break;
+            }
+            match self.source.read()? {
+                Read::Event(event) => self.hold(event),
+                Read::Pending => return Ok(Known::Pending),
+                Read::Idle => return Ok(Known::Idle),
+                Read::End => return Ok(Known::End),
             }
         }
-        Ok(())
+        Ok(Known::Enough)
+    }
+
+    fn hold(&mut self, event: Sourced) {
+        self.position.read = event.end;
+        self.last_line = event.line;
+        if self.position.ahead.contains(&event.start) {
+            return;
+        }
+        match event.input.key().map(|key| key.0) {
+            None => self.bad = Some(event),
+            Some(ts_ms) => {
+                self.position.newest_ms = self.position.newest_ms.max(Some(ts_ms));
+                self.held_bytes += event.input.bytes();
+                self.outstanding.insert(event.start, event.line);
+                self.held.push(Held(event));
+            }
+        }
+    }
+
+    /// Notes that an event went.
+    fn done(&mut self, start: u64) {
+        let position = &mut self.position;
+        (position.floor, position.floor_line) = match self.outstanding.first_key_value() {
+            Some((&start, &line)) => (start, line.saturating_sub(1)),
+            None => (position.read, self.last_line),
+        };
+        if start >= position.floor {
+            position.ahead.insert(start);
+        }
+        while position.ahead.first().is_some_and(|&start| start < position.floor) {
+            position.ahead.pop_first();
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.held.len() >= HELD_MAX || self.held_bytes >= HELD_BYTES_MAX
     }
 
     fn is_ahead(&self, reorder_ms: u64) -> bool {
-        let earliest = self.held.peek().and_then(|held| held.0.input.key()).map(|key| key.0);
-        earliest.is_some_and(|ts_ms| self.newest_ms > ts_ms.saturating_add_unsigned(reorder_ms))
+        let earliest_ms = self.earliest_ms();
+        earliest_ms.is_some_and(|ms| self.position.newest_ms > Some(ms.saturating_add_unsigned(reorder_ms)))
+    }
+
+    fn earliest_ms(&self) -> Option<i64> {
+        self.held.peek().and_then(|held| held.0.input.key()).map(|key| key.0)
     }
 }
 
 impl Ord for Held {
     fn cmp(&self, other: &Self) -> Ordering {
-        other.0.input.key().cmp(&self.0.input.key()).then(other.0.line.cmp(&self.0.line))
+        other.0.input.key().cmp(&self.0.input.key()).then(other.0.start.cmp(&self.0.start))
     }
 }
 
@@ -155,31 +378,74 @@ mod tests {
     use crate::engine::Side;
     use crate::wire::events::Parser;
     use proptest::prelude::*;
-    use std::convert::Infallible;
 
-    fn parser() -> Parser {
-        let settings = Config::default().check().unwrap();
-        Parser::new(settings.events, settings.reward, settings.missing_propensities)
+    /// Events in memory, each as long as one; `None` is a bad one.
+    struct Script {
+        events: Vec<Option<(i64, u8)>>,
+        next: usize,
+        at_end: Read,
+        fails_at: Option<usize>,
     }
 
-    fn reward(ts_ms: i64, id: u8, log: usize, line: u64) -> Result<Sourced, Infallible> {
-        let bytes = format!(r#"{{"request_id":"r{id}","ts_ms":{ts_ms},"reward":1}}"#).into_bytes();
-        Ok(Sourced { input: Input::parse(&parser(), Side::Reward, bytes), log, line })
+    impl Source for Script {
+        type Error = &'static str;
+
+        fn read(&mut self) -> Result<Read, &'static str> {
+            let settings = Config::default().check().unwrap();
+            let parser = Parser::new(&settings);
+            if self.fails_at == Some(self.next) {
+                return Err("torn");
+            }
+            let Some(event) = self.events.get(self.next) else {
+                return Ok(match self.at_end {
+                    Read::Pending => Read::Pending,
+                    Read::Idle => Read::Idle,
+                    _ => Read::End,
+                });
+            };
+            let bytes = match event {
+                Some((ts_ms, id)) => format!(r#"{{"request_id":"r{id}","ts_ms":{ts_ms},"reward":1}}"#),
+                None => "{".to_owned(),
+            };
+            let start = self.next as u64;
+            self.next += 1;
+            let input = Input::parse(&parser, Side::Reward, bytes.into_bytes(), None);
+            Ok(Read::Event(Sourced { input, start, end: start + 1, line: start + 1 }))
+        }
     }
 
-    fn merged(logs: &[Vec<(i64, u8)>], reorder_ms: u64) -> (Vec<(i64, String)>, u64) {
-        let events = logs.iter().enumerate().map(|(log, events)| {
-            let of_log = |(line, &(ts_ms, id)): (usize, &(i64, u8))| reward(ts_ms, id, log, line as u64);
-            events.iter().enumerate().map(of_log).collect::<Vec<_>>().into_iter()
-        });
-        let mut merge = Merge::new(events, reorder_ms);
-        let keys = merge.by_ref().map(|event| {
-            let Ok(event) = event;
-            let (ts_ms, _, _, id, _) = event.input.key().unwrap();
-            (ts_ms, id.to_owned())
-        });
-        let keys = keys.collect();
-        (keys, merge.out_of_order())
+    fn script(events: &[Option<(i64, u8)>], from: u64) -> Script {
+        Script { events: events.to_vec(), next: from as usize, at_end: Read::End, fails_at: None }
+    }
+
+    fn merge(logs: &[Vec<Option<(i64, u8)>>], reorder_ms: u64, state: &MergeState) -> Merge<Script> {
+        let mut merge = Merge::new(reorder_ms, state);
+        for (i, events) in logs.iter().enumerate() {
+            let position = state.positions.get(&i.to_string()).cloned();
+            let from = position.as_ref().map_or(0, |position| position.floor);
+            let first_ms = events.iter().flatten().next().map(|event| event.0);
+            merge.add(i.to_string(), script(events, from), position, first_ms);
+        }
+        merge
+    }
+
+    type Shown = (Option<(i64, String)>, usize, u64);
+
+    fn next(merge: &mut Merge<Script>) -> Option<Shown> {
+        match merge.next().unwrap() {
+            Next::Event(event, log) => {
+                let key = event.input.key().map(|(ts_ms, _, _, id, _)| (ts_ms, id.to_owned()));
+                assert_eq!(event.line, event.start + 1);
+                Some((key, log, event.start))
+            }
+            Next::Wait | Next::End => None,
+        }
+    }
+
+    fn merged(logs: &[Vec<Option<(i64, u8)>>], reorder_ms: u64) -> (Vec<Shown>, u64) {
+        let mut merge = merge(logs, reorder_ms, &MergeState::default());
+        let events = std::iter::from_fn(|| next(&mut merge)).collect();
+        (events, merge.out_of_order())
     }
 
     proptest! {
@@ -193,28 +459,89 @@ mod tests {
             events.sort_by_key(|(ts_ms, _, shift)| ts_ms + shift);
             let mut logs = vec![Vec::new(); 3];
             for ((ts_ms, id, _), log) in events.iter().zip(splits) {
-                logs[log].push((*ts_ms, *id));
+                logs[log].push(Some((*ts_ms, *id)));
             }
             let mut expected: Vec<_> = events.iter().map(|(ts_ms, id, _)| (*ts_ms, format!("r{id}"))).collect();
             expected.sort();
-            prop_assert_eq!(merged(&logs, 10), (expected, 0));
+            let (found, out_of_order) = merged(&logs, 10);
+            let found: Vec<_> = found.into_iter().filter_map(|shown| shown.0).collect();
+            prop_assert_eq!((found, out_of_order), (expected, 0));
+        }
+
+        /// Whatever the disorder, and wherever it is cut: the rest is what it would have been.
+        #[test]
+        fn a_restart_does_not_show(
+            logs in prop::collection::vec(prop::collection::vec(prop::option::weighted(0.9, (0..60_i64, any::<u8>())), 0..25), 1..4),
+            cuts in prop::collection::vec(0..20_usize, 0..6),
+            reorder_ms in 0..30_u64,
+        ) {
+            let (expected, out_of_order) = merged(&logs, reorder_ms);
+            let mut found = Vec::new();
+            let mut state = MergeState::default();
+            for cut in cuts.into_iter().chain([usize::MAX]) {
+                let mut merge = merge(&logs, reorder_ms, &state);
+                found.extend(std::iter::from_fn(|| next(&mut merge)).take(cut));
+                state = merge.state();
+            }
+            prop_assert_eq!(found, expected);
+            prop_assert_eq!(state.out_of_order, out_of_order);
+            prop_assert!(state.positions.values().all(|p| p.ahead.is_empty() && p.floor == p.read));
         }
     }
 
     #[test]
     fn what_is_too_late_goes_when_it_is_met() {
-        let logs = [vec![(100, 1), (200, 2), (50, 3), (300, 4)]];
-        let (keys, out_of_order) = merged(&logs, 10);
-        assert_eq!(keys.iter().map(|(ts_ms, _)| *ts_ms).collect::<Vec<_>>(), [100, 50, 200, 300]);
+        let logs = [[100, 200, 50, 300].map(|ts_ms| Some((ts_ms, 1))).to_vec()];
+        let (events, out_of_order) = merged(&logs, 10);
+        assert_eq!(events.iter().map(|(key, ..)| key.as_ref().unwrap().0).collect::<Vec<_>>(), [100, 50, 200, 300]);
         assert_eq!(out_of_order, 1);
     }
 
     #[test]
+    fn a_log_is_not_read_before_its_time() {
+        let day = |from: i64| (from..from + 100).map(|ts_ms| Some((ts_ms, 1))).collect::<Vec<_>>();
+        let logs: Vec<_> = (0..50).map(|i| day(i * 100)).collect();
+        let mut merge = merge(&logs, 10, &MergeState::default());
+        let mut events = 0;
+        while next(&mut merge).is_some() {
+            events += 1;
+            assert!(merge.active.len() <= 2, "{} logs are read at a time", merge.active.len());
+        }
+        assert_eq!(events, 5000);
+    }
+
+    #[test]
     fn bad_events_and_errors_come_through() {
-        let bad = |line| Ok(Sourced { input: Input::parse(&parser(), Side::Query, b"{".to_vec()), log: 0, line });
-        let events = vec![bad(1), Err("torn"), bad(3)];
-        let merge = Merge::new([events.into_iter()], 10);
-        let lines: Vec<_> = merge.map(|event| event.map(|event| event.line)).collect();
-        assert_eq!(lines, [Ok(1), Err("torn"), Ok(3)]);
+        let mut merge = merge(&[vec![None, None, Some((5, 1)), None]], 10, &MergeState::default());
+        merge.source_mut(0).unwrap().fails_at = Some(1);
+        assert_eq!(next(&mut merge), Some((None, 0, 0)));
+        assert_eq!(merge.next(), Err("torn"));
+        merge.source_mut(0).unwrap().fails_at = None;
+        assert_eq!(next(&mut merge), Some((None, 0, 1)));
+        assert_eq!(next(&mut merge), Some((None, 0, 3)), "a bad event waits for nobody");
+        assert_eq!(next(&mut merge), Some((Some((5, "r1".to_owned())), 0, 2)));
+        assert_eq!(merge.next(), Ok(Next::End));
+    }
+
+    #[test]
+    fn what_may_come_is_waited_for_and_what_is_idle_is_not() {
+        let logs = [vec![Some((10, 1)), Some((100, 2))], vec![Some((20, 3))]];
+        let mut merge = merge(&logs, 10, &MergeState::default());
+        merge.source_mut(1).unwrap().at_end = Read::Pending;
+        merge.source_mut(0).unwrap().at_end = Read::Idle;
+        assert_eq!(next(&mut merge), Some((Some((10, "r1".to_owned())), 0, 0)));
+        assert_eq!(merge.next(), Ok(Next::Wait), "the second log may yet bring something before its 20");
+        merge.source_mut(1).unwrap().events.push(Some((40, 4)));
+        assert_eq!(next(&mut merge), Some((Some((20, "r3".to_owned())), 1, 0)));
+        assert_eq!(merge.next(), Ok(Next::Wait));
+        merge.source_mut(1).unwrap().at_end = Read::Idle;
+        assert_eq!(next(&mut merge), Some((Some((40, "r4".to_owned())), 1, 1)));
+        assert_eq!(next(&mut merge), Some((Some((100, "r2".to_owned())), 0, 1)));
+        assert_eq!(merge.next(), Ok(Next::End));
+        merge.source_mut(1).unwrap().events.push(Some((50, 5)));
+        assert_eq!(merge.next(), Ok(Next::End), "nobody woke it");
+        merge.wake(1);
+        assert_eq!(next(&mut merge), Some((Some((50, "r5".to_owned())), 1, 2)));
+        assert_eq!(merge.out_of_order(), 1);
     }
 }

@@ -2,10 +2,13 @@
 
 mod check_config;
 mod demo;
+mod learn;
 mod params;
 mod progress;
 mod replay;
 mod settings;
+mod snapshots;
+mod summary;
 
 use std::path::{Path, PathBuf};
 
@@ -43,7 +46,9 @@ struct Common {
 #[derive(Debug, Subcommand)]
 enum Command {
     Demo(Box<demo::Args>),
+    Learn(learn::Args),
     Replay(replay::Args),
+    Snapshots(snapshots::Args),
     Params(params::Args),
     CheckConfig(check_config::Args),
 }
@@ -69,7 +74,9 @@ impl Cli {
         let config = settings::load(self.common.config.as_deref(), &self.common.set, variables())?;
         match self.command {
             Command::Demo(args) => demo::run(&args, &config),
+            Command::Learn(args) => learn::run(&args, &config),
             Command::Replay(args) => replay::run(&args, &config),
+            Command::Snapshots(args) => snapshots::run(&args, &config),
             Command::Params(args) => params::run(&args, &config),
             Command::CheckConfig(args) => check_config::run(&args, &config),
         }

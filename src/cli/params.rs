@@ -310,7 +310,7 @@ fn figure(x: f64) -> String {
 }
 
 /// Milliseconds since 1970 as a date and time of day, by the Gregorian calendar.
-fn utc(ms: u64) -> String {
+pub(super) fn utc(ms: u64) -> String {
     let (days, seconds) = (ms / 86_400_000, ms / 1000 % 86_400);
     // Years begin in March here, so that a leap day is the last of its year; 719468 days led from 0000-03-01 to 1970.
     let days = days + 719_468;

@@ -1,25 +1,25 @@
 //! `pointsman replay`: historical logs through the learner.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use anyhow::Context;
-use base64::Engine as _;
-use serde_json::{Value, json};
 
 use super::Failure;
 use super::progress::Progress;
-use crate::config::{Config, Settings};
-use crate::engine::{Applied, Counts, DeadLetter, Engine, Side, SpaceView};
+use super::summary;
+use crate::config::{Config, Settings, StoreConfig};
+use crate::engine::{Applied, Engine, Side, SpaceView};
 use crate::event::Name;
-use crate::merge::Merge;
-use crate::report::{Block, Column, Lines, Page, Section, Series, Spectrum, StackedShares, Table};
-use crate::transport::file::LogFile;
+use crate::merge::MergeState;
+use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
+use crate::runner::{Places, Runner, Stepped};
+use crate::transport::append::Appender;
+use crate::transport::directory::{base_name, log_name};
+use crate::transport::file::{AtEnd, LogFile, fingerprint};
 use crate::wire::events::Parser;
 
 /// Learn from historical logs: queries and rewards, joined in event time and applied in order
@@ -36,6 +36,10 @@ pub struct Args {
     /// Logs of reward events
     #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
     rewards: Vec<PathBuf>,
+    /// Keep snapshots in this store, and go on from them: a replay that was interrupted is resumed by the same command,
+    /// and `learn` goes on where a replay with --keep-open has ended
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
     /// Leave join windows and a partial batch open at the end
     #[arg(long)]
     keep_open: bool,
@@ -56,12 +60,12 @@ const EXAMPLES: &str = "Example:
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
-    let outcome = replay(args, settings)?;
+    let outcome = replay(args, config, &settings)?;
     let report = args.report.as_deref().map(|directory| write_report(directory, &outcome)).transpose()?;
     if args.json {
-        println!("{}", to_json(&outcome));
+        println!("{}", summary::json(&outcome.engine, outcome.out_of_order));
     } else {
-        println!("{}", counts_table(&outcome).text());
+        println!("{}", summary::table(&outcome.engine, outcome.out_of_order).text());
         println!("state digest {}", outcome.engine.digest());
         if let Some(path) = report {
             println!("Report with rewards, traffic and spectra: {}", path.display());
@@ -76,32 +80,24 @@ struct Outcome {
     trends: BTreeMap<Name, Trend>,
 }
 
-fn replay(args: &Args, settings: Settings) -> anyhow::Result<Outcome> {
-    let parser = Parser::new(settings.events.clone(), settings.reward, settings.missing_propensities);
+fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<Outcome> {
     let bytes_read = Arc::new(AtomicU64::new(0));
-    let queries = args.queries.iter().map(|path| (path, Side::Query));
-    let paths: Vec<(&PathBuf, Side)> = queries.chain(args.rewards.iter().map(|path| (path, Side::Reward))).collect();
-    let mut total = 0;
-    let mut logs = Vec::new();
-    for (i, (path, side)) in paths.iter().enumerate() {
-        let cannot = || format!("cannot read {}", path.display());
-        total += std::fs::metadata(path).with_context(cannot)?.len();
-        logs.push(LogFile::open(path, *side, parser.clone(), i, bytes_read.clone()).with_context(cannot)?);
-    }
-    let mut merge = Merge::new(logs, settings.reorder_ms);
-    let mut outcome = Outcome { engine: Engine::new(settings), out_of_order: 0, trends: Default::default() };
-    let mut dead_letters = DeadLetters { path: &args.dead_letters, file: None };
+    let places = Places {
+        store: args.store.clone().map(|dir| StoreConfig { dir, ..config.store.clone() }),
+        audit: config.audit.path(),
+        dead_letters: Appender::new(&args.dead_letters),
+        params: None,
+    };
+    let (mut runner, state) = Runner::open(settings, &config.snapshot, places)?;
+    let total = add_logs(args, settings, &mut runner, &state, &bytes_read)?;
+    runner.begin(state)?;
+    let mut trends = BTreeMap::new();
     let progress = Progress::new("replaying", total);
     let start = Instant::now();
     let speed = |events: u64| format!("{events} events, {:.0}/s", events as f64 / start.elapsed().as_secs_f64());
     let (mut told, mut events) = (0, 0_u64);
-    for event in &mut merge {
-        let event = event.context("a log cannot be read to its end")?;
-        let effects = outcome.engine.step(event.input);
-        if let Some(letter) = effects.dead_letter {
-            dead_letters.write(&letter, paths[event.log].0, event.line)?;
-        }
-        note(&mut outcome.trends, &effects.applied);
+    while let Stepped::Event(applied) = runner.step()? {
+        note(&mut trends, &applied);
         events += 1;
         if events.is_multiple_of(1024) {
             let read = bytes_read.load(Ordering::Relaxed);
@@ -111,115 +107,49 @@ fn replay(args: &Args, settings: Settings) -> anyhow::Result<Outcome> {
     }
     progress.advance(bytes_read.load(Ordering::Relaxed) - told, || speed(events));
     progress.finish();
-    dead_letters.close()?;
     if !args.keep_open {
-        let applied = outcome.engine.finish();
-        note(&mut outcome.trends, &applied);
+        let applied = runner.engine.finish();
+        runner.note_applied(&applied);
+        note(&mut trends, &applied);
     }
-    outcome.out_of_order = merge.out_of_order();
-    Ok(outcome)
+    runner.finish()?;
+    Ok(Outcome { out_of_order: runner.merge.out_of_order(), engine: runner.engine, trends })
+}
+
+/// Adds all logs, each where it was left; returns their size.
+fn add_logs(
+    args: &Args,
+    settings: &Settings,
+    runner: &mut Runner,
+    state: &MergeState,
+    bytes_read: &Arc<AtomicU64>,
+) -> anyhow::Result<u64> {
+    let parser = Arc::new(Parser::new(settings));
+    let queries = args.queries.iter().map(|path| (path, Side::Query));
+    let mut names = BTreeMap::<String, u32>::new();
+    let mut total = 0;
+    for (path, side) in queries.chain(args.rewards.iter().map(|path| (path, Side::Reward))) {
+        let cannot = || format!("cannot read {}", path.display());
+        total += std::fs::metadata(path).with_context(cannot)?.len();
+        let Some(print) = fingerprint(path, AtEnd::Complete).with_context(cannot)? else { continue };
+        let base = base_name(path).or_else(|| path.file_name()?.to_str()).unwrap_or_default();
+        let mut name = log_name(side, base, print);
+        let copies = names.entry(name.clone()).or_default();
+        *copies += 1;
+        if *copies > 1 {
+            name = format!("{name}~{copies}");
+        }
+        let position = state.positions.get(&name);
+        let mut log = LogFile::new(path, side, parser.clone(), AtEnd::Complete, position, bytes_read.clone());
+        let first_ms = if position.is_none() { log.first_ms().with_context(cannot)? } else { None };
+        runner.merge.add(name, log, position.cloned(), first_ms);
+    }
+    Ok(total)
 }
 
 fn note(trends: &mut BTreeMap<Name, Trend>, applied: &[Applied]) {
     for example in applied {
         trends.entry(example.space.clone()).or_default().add(example.model, example.reward);
-    }
-}
-
-/// Bad events, a JSON object a line.
-struct DeadLetters<'a> {
-    path: &'a Path,
-    file: Option<BufWriter<File>>,
-}
-
-impl DeadLetters<'_> {
-    fn write(&mut self, letter: &DeadLetter, source: &Path, line: u64) -> anyhow::Result<()> {
-        let cannot = || format!("cannot write dead letters to {}", self.path.display());
-        let file = match &mut self.file {
-            Some(file) => file,
-            None => {
-                let file = File::options().create(true).append(true).open(self.path).with_context(cannot)?;
-                self.file.insert(BufWriter::new(file))
-            }
-        };
-        let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
-        let record = json!({
-            "reason": letter.bad.reason(),
-            "detail": letter.bad.to_string(),
-            "side": letter.side,
-            "source": source,
-            "line": line,
-            "time_ms": time_ms,
-            "bytes": base64::engine::general_purpose::STANDARD.encode(&letter.bytes),
-        });
-        writeln!(file, "{record}").with_context(cannot)
-    }
-
-    fn close(self) -> anyhow::Result<()> {
-        let Some(file) = self.file else { return Ok(()) };
-        let cannot = || format!("cannot write dead letters to {}", self.path.display());
-        let file = file.into_inner().map_err(|e| e.into_error()).with_context(cannot)?;
-        file.sync_all().with_context(cannot)
-    }
-}
-
-fn to_json(outcome: &Outcome) -> Value {
-    let counts = outcome.engine.counts();
-    let Counts { join, applied, .. } = counts;
-    let (q, r) = (join.queries, join.rewards);
-    let spaces: Vec<SpaceView> = outcome.engine.spaces().collect();
-    let space = |view: &SpaceView| {
-        let value = json!({
-            "version": view.version,
-            "applied": view.counts.applied,
-            "mean_reward": view.mean_reward,
-            "join": view.counts.join,
-        });
-        (view.name.to_string(), value)
-    };
-    json!({
-        "queries": counts.queries(),
-        "rewards": counts.rewards(),
-        "applied": applied,
-        "joined": q.joined,
-        "expired": q.expired,
-        "duplicates": q.duplicate + r.duplicate,
-        "late": q.late + r.late,
-        "orphaned": r.orphaned,
-        "evicted": q.evicted + r.evicted,
-        "dead_letters": counts.queries_dead + counts.rewards_dead,
-        "pending": q.pending + r.pending,
-        "out_of_order": outcome.out_of_order,
-        "mean_reward": outcome.engine.mean_reward(),
-        "version": spaces.iter().map(|view| view.version).sum::<u64>(),
-        "spaces": spaces.iter().map(space).collect::<serde_json::Map<_, _>>(),
-        "state_digest": outcome.engine.digest(),
-    })
-}
-
-fn counts_table(outcome: &Outcome) -> Table {
-    let Counts { queries_dead, rewards_dead, join, applied } = outcome.engine.counts();
-    let (q, r) = (join.queries, join.rewards);
-    let lines: [(&str, Option<u64>, Option<u64>); 9] = [
-        ("read", Some(queries_dead + q.read), Some(rewards_dead + r.read)),
-        ("joined, used", Some(q.joined), Some(r.used)),
-        ("expired", Some(q.expired), None),
-        ("duplicate", Some(q.duplicate), Some(r.duplicate)),
-        ("late", Some(q.late), Some(r.late)),
-        ("orphaned", None, Some(r.orphaned)),
-        ("evicted", Some(q.evicted), Some(r.evicted)),
-        ("dead letters", Some(queries_dead), Some(rewards_dead)),
-        ("pending", Some(q.pending), Some(r.pending)),
-    ];
-    let shown = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
-    Table {
-        columns: vec![Column::left("events"), Column::right("queries"), Column::right("rewards")],
-        rows: lines.into_iter().map(|(name, q, r)| vec![name.to_owned(), shown(q), shown(r)]).collect(),
-        note: Some(format!(
-            "{applied} examples applied, mean reward {:.4}, {} events out of order",
-            outcome.engine.mean_reward(),
-            outcome.out_of_order
-        )),
     }
 }
 
@@ -294,7 +224,7 @@ fn write_report(directory: &Path, outcome: &Outcome) -> anyhow::Result<PathBuf> 
     let mut sections = vec![Section {
         heading: "Events".to_owned(),
         text: Some("Every event ends in exactly one of these.".to_owned()),
-        body: vec![Block::Table(counts_table(outcome))],
+        body: vec![Block::Table(summary::table(&outcome.engine, outcome.out_of_order))],
     }];
     let spaces: Vec<SpaceView> = outcome.engine.spaces().collect();
     sections.extend(spaces.iter().take(SPACES_SHOWN).map(|view| space_section(view, outcome.trends.get(&view.name))));

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::linalg::{axpy, columns_add, columns_dot, dot, polish, product};
 use super::projection::Ball;
 use super::secular::Secular;
-use super::spectra::{Eigen, Gradient, IN_SPAN, Step, UNIT_MAX, explicit_step};
+use super::spectra::{Eigen, Gradient, IN_SPAN, Step, UNIT_MAX, explicit_step, pick};
 
 /// How many recent queries are kept before the factors are multiplied out.
 const RECENT_MAX: usize = 16;
@@ -143,6 +143,19 @@ impl Factored {
             vectors: factor.vectors(&self.recent, dim),
         };
         self.models.iter().map(eigen).collect()
+    }
+
+    /// Sets the parameters of one model.
+    pub fn set(&mut self, model: usize, eigen: Eigen, dim: usize) {
+        let Eigen { gamma, lambda, vectors: base } = eigen;
+        let factor = &mut self.models[model];
+        *factor = Factor { gamma, lambda, base, growth: GROWTH_MAX, ..Factor::default() };
+        factor.settle(dim, self.recent.len() / dim, &mut self.work.spare);
+    }
+
+    /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
+    pub fn remap(&mut self, places: &[Option<usize>]) {
+        pick(&mut self.models, places, Factor::default);
     }
 
     /// Projects parameters that were made in another ball.

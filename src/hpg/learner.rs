@@ -63,6 +63,11 @@ impl Hpg {
         Some(hpg)
     }
 
+    /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
+    pub fn remap(state: &mut HpgState, places: &[Option<usize>], dim: usize) {
+        state.spectra.remap(places, dim);
+    }
+
     /// What it remembers.
     pub fn state(&self) -> HpgState {
         HpgState { ball: self.spec.ball, spectra: self.spectra.clone() }
@@ -130,6 +135,11 @@ impl Learner for Hpg {
 
     fn eigens(&self) -> Vec<Eigen> {
         self.quadratic_parts()
+    }
+
+    fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
+        let eigen = Eigen::from_primal(&self.spec.ball, lambda, vectors, self.dim);
+        self.spectra.set(model, eigen, self.dim)
     }
 
     fn save(&self) -> LearnerState {

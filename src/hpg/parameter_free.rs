@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::coin::Bettor;
 use super::gradient::Estimator;
 use super::learner::{Hpg, HpgState, score_form};
-use super::spectra::Eigen;
+use super::spectra::{Eigen, pick};
 use crate::config::HpgSpec;
 use crate::event::Query;
 use crate::learner::{Learner, LearnerState, Lesson};
@@ -58,6 +58,12 @@ impl ParameterFree {
         let sound = state.bettors.len() == models && state.bettors.iter().all(Bettor::is_sound);
         free.bettors = state.bettors;
         sound.then_some(free)
+    }
+
+    /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
+    pub fn remap(state: &mut ParameterFreeState, places: &[Option<usize>], dim: usize) {
+        Hpg::remap(&mut state.inner, places, dim);
+        pick(&mut state.bettors, places, || Bettor::new(INITIAL_WEALTH));
     }
 
     /// z_m of each model.

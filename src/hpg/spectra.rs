@@ -91,6 +91,22 @@ impl Spectra {
         }
     }
 
+    /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
+    pub fn remap(&mut self, places: &[Option<usize>], dim: usize) {
+        match self {
+            Self::Exact(Exact { mirrors, eigens }) => {
+                pick(mirrors, places, || vec![0.0; dim * dim]);
+                pick(eigens, places, Eigen::default);
+            }
+            Self::Explicit(Explicit { eigens }) => pick(eigens, places, Eigen::default),
+            Self::Factored(factored) => factored.remap(places),
+            Self::Lazy(lazy) => {
+                lazy.played.take();
+                pick(&mut lazy.sums, places, || vec![0.0; dim * (dim + 1) / 2]);
+            }
+        }
+    }
+
     /// Projects parameters that were made in another ball.
     pub fn move_to(&mut self, ball: &Ball, dim: usize) {
         match self {
@@ -128,6 +144,29 @@ impl Spectra {
     }
 }
 
+impl Spectra {
+    /// Sets the parameters of one model; false where the form cannot take them.
+    pub fn set(&mut self, model: usize, eigen: Eigen, dim: usize) -> bool {
+        match self {
+            Self::Exact(Exact { mirrors, eigens }) => {
+                mirrors[model] = compose(dim, &eigen.gamma, &eigen.vectors);
+                eigens[model] = eigen;
+            }
+            Self::Explicit(Explicit { eigens }) => eigens[model] = eigen,
+            Self::Factored(factored) => factored.set(model, eigen, dim),
+            // Its sums are not known from what they were projected to.
+            Self::Lazy(_) => return false,
+        }
+        true
+    }
+}
+
+/// What each model had at its old place, or what a new one begins with.
+pub fn pick<T: Clone>(of_models: &mut Vec<T>, places: &[Option<usize>], new: impl Fn() -> T) {
+    let old = |place: usize| of_models.get(place).cloned();
+    *of_models = places.iter().map(|place| place.and_then(old).unwrap_or_else(&new)).collect();
+}
+
 impl Eigen {
     /// q'Wq
     pub fn score(&self, query: &[f64]) -> f64 {
@@ -144,6 +183,11 @@ impl Eigen {
         ball.holds(&self.gamma, &self.lambda)
             && self.vectors.len() == self.gamma.len() * dim
             && self.vectors.iter().all(|x| x.abs() <= UNIT_MAX)
+    }
+
+    /// A decomposition W = V diag(lambda) V' of any size, projected on the ball.
+    pub fn from_primal(ball: &Ball, lambda: &[f64], vectors: &[f64], dim: usize) -> Self {
+        Self::project(ball, lambda.iter().map(|lambda| (lambda / ball.beta).asinh()).collect(), vectors, dim)
     }
 
     /// Projects the decomposition gamma~ (all of it) of a mirror matrix and keeps what the ball keeps.

@@ -1,104 +1,252 @@
 //! Event logs as files of JSON lines: plain, gzip (`.gz`) or zstd (`.zst`).
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read as _, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use flate2::read::MultiGzDecoder;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::engine::{Input, Side};
-use crate::merge::Sourced;
+use crate::merge::{Position, Read, Source, Sourced};
 use crate::wire::events::Parser;
 
-/// A log that is read from its beginning to its end, event by event.
+/// What the end of a file means.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum AtEnd {
+    /// The log is complete, and so is its last line.
+    Complete,
+    /// The log is complete for now; a last line without its end is left for another time.
+    Stop,
+    /// More may come; after `idle` without any, nobody waits for it.
+    Follow {
+        /// How long it is waited for.
+        idle: Duration,
+    },
+}
+
+/// A log, read line by line. It is opened when it is first read.
 pub struct LogFile {
     path: PathBuf,
-    lines: Box<dyn BufRead + Send>,
     side: Side,
-    parser: Parser,
-    log: usize,
+    parser: Arc<Parser>,
+    at_end: AtEnd,
+    bytes_read: Arc<AtomicU64>,
+    lines: Option<Lines>,
+    /// Where the next line begins, uncompressed, and how many lines there are before it.
+    start: u64,
     line: u64,
+    grew: Instant,
+}
+
+/// An open file, and the beginning of a line whose end has not come yet.
+struct Lines {
+    reader: Box<dyn BufRead + Send>,
+    kept: Vec<u8>,
+    length: usize,
+}
+
+/// What tells a log from others of the same name: a hash of how it begins. `None` before its first line is there.
+pub fn fingerprint(path: &Path, at_end: AtEnd) -> io::Result<Option<u64>> {
+    const PREFIX: usize = 4096;
+    let mut start = Vec::new();
+    let read = open(path, Arc::default())?.take(PREFIX as u64).read_until(b'\n', &mut start);
+    let torn = match read {
+        Err(error) if is_torn(&error, at_end) => true,
+        Err(error) => return Err(error),
+        Ok(_) => !start.ends_with(b"\n") && start.len() < PREFIX && at_end != AtEnd::Complete,
+    };
+    let line = start.strip_suffix(b"\n").unwrap_or(&start);
+    Ok((!torn && !start.is_empty()).then(|| xxh3_64(line)))
 }
 
 impl LogFile {
-    /// Opens a log, the `log`-th of those that are merged. What is read of the file is added to `bytes_read`.
-    pub fn open(path: &Path, side: Side, parser: Parser, log: usize, bytes_read: Arc<AtomicU64>) -> io::Result<Self> {
-        let file = Counted { file: File::open(path)?, bytes_read };
-        let lines: Box<dyn BufRead + Send> = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("gz") => Box::new(BufReader::new(MultiGzDecoder::new(BufReader::new(file)))),
-            Some("zst") => Box::new(BufReader::new(zstd::Decoder::new(file)?)),
-            _ => Box::new(BufReader::with_capacity(1 << 16, file)),
-        };
-        Ok(Self { path: path.to_owned(), lines, side, parser, log, line: 0 })
+    /// A log that is read from `position` on. What is read of the file is added to `bytes_read`.
+    pub fn new(
+        path: &Path,
+        side: Side,
+        parser: Arc<Parser>,
+        at_end: AtEnd,
+        position: Option<&Position>,
+        bytes_read: Arc<AtomicU64>,
+    ) -> Self {
+        let (start, line) = position.map_or((0, 0), |position| (position.floor, position.floor_line));
+        Self {
+            path: path.to_owned(),
+            side,
+            parser,
+            at_end,
+            bytes_read,
+            lines: None,
+            start,
+            line,
+            grew: Instant::now(),
+        }
     }
 
-    /// The next line that is not blank, without its end; of an oversized one only the first `bytes_max` bytes, with its
-    /// whole length.
-    fn next_line(&mut self) -> io::Result<Option<(Vec<u8>, usize)>> {
+    /// The time of the first good event; the log is then closed again.
+    pub fn first_ms(&mut self) -> io::Result<Option<i64>> {
+        let mut first = Self::new(&self.path, self.side, self.parser.clone(), self.at_end, None, Arc::default());
+        while let Read::Event(event) = first.read()? {
+            if let Some((ts_ms, ..)) = event.input.key() {
+                return Ok(Some(ts_ms));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Goes on in a file of another name, or another compression, that holds the same.
+    pub fn move_to(&mut self, path: &Path) {
+        self.path = path.to_owned();
+        self.lines = None;
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next line that is not blank, without its end, and where it begins; of an oversized one only the first bytes,
+    /// with its length.
+    fn next_line(&mut self) -> io::Result<Option<(u64, Vec<u8>, usize)>> {
+        let most = self.parser.bytes_max();
         loop {
-            let most = self.parser.bytes_max();
-            let mut line = Vec::new();
-            let read = self.lines.by_ref().take(most as u64 + 1).read_until(b'\n', &mut line)?;
-            if read == 0 {
+            let lines = match &mut self.lines {
+                Some(lines) => lines,
+                None => self.lines.insert(Lines::open(&self.path, self.start, self.bytes_read.clone())?),
+            };
+            let complete = lines.read_on(most)?;
+            if !complete && (lines.length == 0 || self.at_end != AtEnd::Complete) {
                 return Ok(None);
             }
+            let (line, length) = (std::mem::take(&mut lines.kept), std::mem::take(&mut lines.length));
+            let start = self.start;
+            self.start += (length + usize::from(complete)) as u64;
             self.line += 1;
-            let mut length = read;
-            if line.last() == Some(&b'\n') {
-                line.pop();
-                length -= 1;
-            } else if read > most {
-                length += skip_line(&mut self.lines)?;
-                line.truncate(most);
+            if length > most || !line.iter().all(u8::is_ascii_whitespace) {
+                return Ok(Some((start, line, length)));
             }
-            if !line.iter().all(u8::is_ascii_whitespace) || length > most {
-                return Ok(Some((line, length)));
+        }
+    }
+
+    fn ended(&mut self) -> Read {
+        match self.at_end {
+            AtEnd::Complete | AtEnd::Stop => {
+                self.lines = None;
+                Read::End
+            }
+            AtEnd::Follow { idle } if self.grew.elapsed() < idle => Read::Pending,
+            AtEnd::Follow { .. } => {
+                // Thousands of rotated files are idle: none of them holds a handle.
+                self.lines = None;
+                Read::Idle
             }
         }
     }
 }
 
-impl Iterator for LogFile {
-    type Item = io::Result<Sourced>;
+impl Source for LogFile {
+    type Error = io::Error;
 
-    fn next(&mut self) -> Option<io::Result<Sourced>> {
+    fn read(&mut self) -> io::Result<Read> {
         let most = self.parser.bytes_max();
-        let (line, length) = match self.next_line() {
-            Ok(line) => line?,
+        let (start, line, length) = match self.next_line() {
+            Ok(Some(line)) => line,
+            Ok(None) => return Ok(self.ended()),
+            Err(error) if is_torn(&error, self.at_end) => {
+                self.lines = None;
+                return Ok(self.ended());
+            }
             Err(error) => {
                 let place = format!("{}, after line {}: {error}", self.path.display(), self.line);
-                return Some(Err(io::Error::new(error.kind(), place)));
+                return Err(io::Error::new(error.kind(), place));
             }
         };
+        self.grew = Instant::now();
         let input = if length > most {
             Input::oversized(self.side, line, length, most)
         } else {
-            Input::parse(&self.parser, self.side, line)
+            Input::parse(&self.parser, self.side, line, None)
         };
-        Some(Ok(Sourced { input, log: self.log, line: self.line }))
+        Ok(Read::Event(Sourced { input, start, end: self.start, line: self.line }))
     }
 }
 
-/// Skips the rest of a line and returns its length without the end.
-fn skip_line(reader: &mut dyn BufRead) -> io::Result<usize> {
-    let mut length = 0;
-    loop {
-        let buffer = reader.fill_buf()?;
-        if buffer.is_empty() {
-            return Ok(length);
-        }
-        let (used, ended) = match buffer.iter().position(|&byte| byte == b'\n') {
-            Some(end) => (end + 1, true),
-            None => (buffer.len(), false),
+impl Lines {
+    fn open(path: &Path, start: u64, bytes_read: Arc<AtomicU64>) -> io::Result<Self> {
+        let compressed = is_compressed(path);
+        let mut reader = if compressed || start == 0 {
+            open(path, bytes_read.clone())?
+        } else {
+            let mut file = File::open(path)?;
+            let length = file.metadata()?.len();
+            if length < start {
+                return Err(shorter(start));
+            }
+            file.seek(SeekFrom::Start(start))?;
+            bytes_read.fetch_add(start, Ordering::Relaxed);
+            Box::new(BufReader::with_capacity(BUFFER, Counted { file, bytes_read }))
         };
-        length += used - usize::from(ended);
-        reader.consume(used);
-        if ended {
-            return Ok(length);
+        if compressed && io::copy(&mut reader.by_ref().take(start), &mut io::sink())? < start {
+            return Err(shorter(start));
+        }
+        Ok(Self { reader, kept: Vec::new(), length: 0 })
+    }
+
+    /// Reads on in the line that was begun; whether its end came. Of a line beyond `most` bytes only the first are kept.
+    fn read_on(&mut self, most: usize) -> io::Result<bool> {
+        loop {
+            let buffer = self.reader.fill_buf()?;
+            if buffer.is_empty() {
+                return Ok(false);
+            }
+            let (used, complete) = match memchr::memchr(b'\n', buffer) {
+                Some(end) => (end, true),
+                None => (buffer.len(), false),
+            };
+            let room = most.saturating_sub(self.kept.len()).min(used);
+            self.kept.extend_from_slice(&buffer[..room]);
+            self.length += used;
+            self.reader.consume(used + usize::from(complete));
+            if complete {
+                return Ok(true);
+            }
         }
     }
+}
+
+const BUFFER: usize = 1 << 16;
+
+fn open(path: &Path, bytes_read: Arc<AtomicU64>) -> io::Result<Box<dyn BufRead + Send>> {
+    let file = Counted { file: File::open(path)?, bytes_read };
+    Ok(match extension(path) {
+        Some("gz") => Box::new(BufReader::with_capacity(BUFFER, MultiGzDecoder::new(BufReader::new(file)))),
+        Some("zst") => Box::new(BufReader::with_capacity(BUFFER, zstd::Decoder::new(file)?)),
+        _ => Box::new(BufReader::with_capacity(BUFFER, file)),
+    })
+}
+
+fn is_compressed(path: &Path) -> bool {
+    matches!(extension(path), Some("gz" | "zst"))
+}
+
+fn extension(path: &Path) -> Option<&str> {
+    path.extension().and_then(|extension| extension.to_str())
+}
+
+/// Whether a file may still be being written (compressed), or was just taken away.
+fn is_torn(error: &io::Error, at_end: AtEnd) -> bool {
+    at_end != AtEnd::Complete && matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound)
+}
+
+fn shorter(start: u64) -> io::Error {
+    let text = format!(
+        "the file is shorter than the {start} bytes that were read of it: put it back, or rebuild the store by replay"
+    );
+    io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 struct Counted {
@@ -106,7 +254,7 @@ struct Counted {
     bytes_read: Arc<AtomicU64>,
 }
 
-impl Read for Counted {
+impl io::Read for Counted {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read(buffer)?;
         self.bytes_read.fetch_add(read as u64, Ordering::Relaxed);
@@ -120,32 +268,111 @@ mod tests {
     use crate::config::Config;
     use std::io::Write;
 
-    fn read(name: &str, bytes: &[u8]) -> Vec<(u64, bool)> {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join(name);
-        std::fs::write(&path, bytes).unwrap();
+    fn parser() -> Arc<Parser> {
         let mut config = Config::default();
         config.events.bytes_max = 64;
         let settings = config.check().unwrap();
-        let parser = Parser::new(settings.events, settings.reward, settings.missing_propensities);
-        let count = Arc::new(AtomicU64::new(0));
-        let log = LogFile::open(&path, Side::Reward, parser, 0, count.clone()).unwrap();
-        let events = log.map(|event| event.map(|e| (e.line, e.input.key().is_some())).unwrap()).collect();
-        assert_eq!(count.load(Ordering::Relaxed), bytes.len() as u64);
-        events
+        Arc::new(Parser::new(&settings))
     }
+
+    fn log(path: &Path, at_end: AtEnd, position: Option<&Position>) -> (LogFile, Arc<AtomicU64>) {
+        let count = Arc::default();
+        (LogFile::new(path, Side::Reward, parser(), at_end, position, Arc::clone(&count)), count)
+    }
+
+    fn events(log: &mut LogFile) -> Vec<(u64, u64, u64, bool)> {
+        let event = || match log.read().unwrap() {
+            Read::Event(event) => Some((event.line, event.start, event.end, event.input.key().is_some())),
+            _ => None,
+        };
+        std::iter::from_fn(event).collect()
+    }
+
+    fn file(name: &str, bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        (directory, path)
+    }
+
+    const GOOD: &str = r#"{"request_id":"r","ts_ms":1,"reward":1}"#;
 
     #[test]
     fn lines_of_plain_and_compressed_files() {
-        let good = r#"{"request_id":"r","ts_ms":1,"reward":1}"#;
         let long = "x".repeat(500_000);
-        let text = format!("{good}\n\n  \n{long}\n{good}\r\nbad\n{good}");
-        let expected = [(1, true), (4, false), (5, true), (6, false), (7, true)];
-        assert_eq!(read("log.jsonl", text.as_bytes()), expected);
-        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        gzip.write_all(text.as_bytes()).unwrap();
-        assert_eq!(read("log.jsonl.gz", &gzip.finish().unwrap()), expected);
-        assert_eq!(read("log.jsonl.zst", &zstd::encode_all(text.as_bytes(), 1).unwrap()), expected);
-        assert_eq!(read("log.jsonl", b""), []);
+        let text = format!("{GOOD}\n\n  \n{long}\n{GOOD}\r\nbad\n{GOOD}");
+        let gzip = {
+            let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            gzip.write_all(text.as_bytes()).unwrap();
+            gzip.finish().unwrap()
+        };
+        let zst = zstd::encode_all(text.as_bytes(), 1).unwrap();
+        let after = GOOD.len() as u64 + 5;
+        let (n, long) = (GOOD.len() as u64, long.len() as u64);
+        let expected = [
+            (1, 0, n + 1, true),
+            (4, after, after + long + 1, false),
+            (5, after + long + 1, after + long + n + 3, true),
+            (6, after + long + n + 3, after + long + n + 7, false),
+            (7, after + long + n + 7, after + long + n + n + 7, true),
+        ];
+        let mut prints = Vec::new();
+        for (name, bytes) in [("l.jsonl", text.as_bytes()), ("l.jsonl.gz", &gzip), ("l.jsonl.zst", &zst)] {
+            let (_directory, path) = file(name, bytes);
+            let (mut whole, count) = log(&path, AtEnd::Complete, None);
+            assert_eq!(events(&mut whole), expected);
+            assert_eq!(count.load(Ordering::Relaxed), bytes.len() as u64);
+            assert_eq!(whole.first_ms().unwrap(), Some(1));
+            let (mut stopped, _) = log(&path, AtEnd::Stop, None);
+            assert_eq!(events(&mut stopped), expected[..4], "a last line without its end is left");
+            let floor = expected[3].1;
+            let position = Position { floor, floor_line: 5, ..Position::default() };
+            let (mut rest, _) = log(&path, AtEnd::Complete, Some(&position));
+            assert_eq!(events(&mut rest), expected[3..]);
+            prints.push(fingerprint(&path, AtEnd::Stop).unwrap());
+        }
+        assert!(prints[0].is_some() && prints.iter().all(|print| *print == prints[0]));
+        assert_eq!(events(&mut log(&file("l.jsonl", b"").1, AtEnd::Stop, None).0), []);
+    }
+
+    #[test]
+    fn a_torn_line_is_waited_for() {
+        let (_directory, path) = file("l.jsonl", b"");
+        let follow = AtEnd::Follow { idle: Duration::from_secs(3600) };
+        let (mut live, _) = log(&path, follow, None);
+        let mut writer = File::options().append(true).open(&path).unwrap();
+        for (part, fingerprinted) in [(&GOOD[..20], false), (&GOOD[20..], false), ("\n", true)] {
+            assert_eq!(live.read().unwrap(), Read::Pending);
+            writer.write_all(part.as_bytes()).unwrap();
+            assert_eq!(fingerprint(&path, follow).unwrap().is_some(), fingerprinted);
+        }
+        assert_eq!(events(&mut live), [(1, 0, GOOD.len() as u64 + 1, true)]);
+        let (mut idle, _) = log(&path, AtEnd::Follow { idle: Duration::ZERO }, None);
+        assert_eq!(events(&mut idle).len(), 1);
+        assert_eq!(idle.read().unwrap(), Read::Idle);
+        writeln!(writer, "{GOOD}").unwrap();
+        assert_eq!(events(&mut idle).len(), 1, "it goes on when it has grown");
+    }
+
+    #[test]
+    fn a_compressed_file_that_is_not_complete_is_waited_for() {
+        let text = format!("{GOOD}\n").repeat(3);
+        let zst = zstd::encode_all(text.as_bytes(), 1).unwrap();
+        let (_directory, path) = file("l.jsonl.zst", &zst[..zst.len() - 5]);
+        let (mut live, _) = log(&path, AtEnd::Follow { idle: Duration::ZERO }, None);
+        let early = events(&mut live).len();
+        std::fs::write(&path, &zst).unwrap();
+        assert_eq!(early + events(&mut live).len(), 3);
+        std::fs::write(&path, &zst[..zst.len() - 5]).unwrap();
+        let (mut whole, _) = log(&path, AtEnd::Complete, None);
+        assert!((0..4).any(|_| whole.read().is_err()), "where it must be complete, it is an error");
+    }
+
+    #[test]
+    fn a_file_that_was_cut_is_an_error() {
+        let (_directory, path) = file("l.jsonl", b"abc\n");
+        let position = Position { floor: 100, ..Position::default() };
+        let error = log(&path, AtEnd::Stop, Some(&position)).0.read().unwrap_err();
+        assert!(error.to_string().contains("shorter than the 100 bytes"), "{error}");
     }
 }

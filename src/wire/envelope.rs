@@ -23,6 +23,10 @@ const DECODED_MAX: usize = 1 << 34;
 pub enum Kind {
     /// A learner's complete state.
     Learner = 1,
+    /// A space of an engine, without its learner and its requests.
+    Space = 2,
+    /// The head of a snapshot.
+    Snapshot = 3,
 }
 
 /// Why an envelope cannot be opened.
@@ -54,8 +58,7 @@ pub enum Damaged {
 
 /// Seals a value.
 pub fn seal<T: Serialize>(kind: Kind, version: u16, value: &T) -> Vec<u8> {
-    let payload = bincode::serde::encode_to_vec(value, bincode::config::standard())
-        .expect("encoding into memory fails on no type of this crate");
+    let payload = encode(value);
     let mut bytes = Vec::with_capacity(HEAD + payload.len() + 8);
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(&(kind as u16).to_le_bytes());
@@ -86,6 +89,17 @@ pub fn open(kind: Kind, newest: u16, bytes: &[u8]) -> Result<(u16, &[u8]), Damag
         return Err(Damaged::Newer { found: version, newest });
     }
     Ok((version, &body[HEAD..]))
+}
+
+/// Opens an envelope of the newest version, which is the only one so far, and decodes what it holds.
+pub fn unseal<T: DeserializeOwned>(kind: Kind, newest: u16, bytes: &[u8]) -> Result<T, Damaged> {
+    decode(open(kind, newest, bytes)?.1)
+}
+
+/// Encodes a payload.
+pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    bincode::serde::encode_to_vec(value, bincode::config::standard())
+        .expect("encoding into memory fails on no type of this crate")
 }
 
 /// Decodes a payload, all of it.

@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::config::{EventsSpec, MissingPropensities, RewardSpec};
+use crate::config::{EventsSpec, MissingPropensities, RewardSpec, Settings};
 use crate::event::Name;
 
 /// A decision that a router took.
@@ -131,6 +131,14 @@ pub enum Bad {
         /// What is allowed.
         most: usize,
     },
+    /// Its time is too far ahead of when it was written.
+    #[error("ts_ms is {ahead_ms} ms ahead of its record's time, more than join.future_ms = {most_ms}")]
+    FutureTime {
+        /// By how much.
+        ahead_ms: u64,
+        /// What is allowed.
+        most_ms: u64,
+    },
     /// A new space beyond those that may be.
     #[error("a new space, but there are learner.spaces_max = {0} already")]
     TooManySpaces(usize),
@@ -153,6 +161,7 @@ impl Bad {
             Self::MissingPropensities => "missing-propensities",
             Self::RewardOutOfRange { .. } => "reward-out-of-range",
             Self::Oversized { .. } => "oversized",
+            Self::FutureTime { .. } => "future-time",
             Self::TooManySpaces(_) => "too-many-spaces",
         }
     }
@@ -170,12 +179,14 @@ pub struct Parser {
     events: EventsSpec,
     reward: RewardSpec,
     missing: MissingPropensities,
+    future_ms: u64,
 }
 
 impl Parser {
     /// A parser by this configuration.
-    pub fn new(events: EventsSpec, reward: RewardSpec, missing: MissingPropensities) -> Self {
-        Self { events, reward, missing }
+    pub fn new(settings: &Settings) -> Self {
+        let Settings { events, reward, missing_propensities, future_ms, .. } = settings;
+        Self { events: events.clone(), reward: *reward, missing: *missing_propensities, future_ms: *future_ms }
     }
 
     /// The most bytes that a message may have.
@@ -183,14 +194,14 @@ impl Parser {
         self.events.bytes_max
     }
 
-    /// Reads a query event.
-    pub fn query(&self, bytes: &[u8]) -> Result<QueryEvent, Bad> {
+    /// Reads a query event; `record_ms` is when the log says that it was written, if it says so.
+    pub fn query(&self, bytes: &[u8], record_ms: Option<i64>) -> Result<QueryEvent, Bad> {
         let object = self.object(bytes)?;
         let fields = &self.events.fields;
         Ok(QueryEvent {
             request_id: id(required(&object, &fields.request_id)?, &fields.request_id)?,
             space: self.space(&object)?,
-            ts_ms: self.time(&object)?,
+            ts_ms: self.time(&object, record_ms)?,
             query: vector(required(&object, &fields.query)?, &fields.query)?,
             model: name(required(&object, &fields.model)?, &fields.model)?,
             propensities: self.propensities(&object)?,
@@ -198,8 +209,8 @@ impl Parser {
         })
     }
 
-    /// Reads a reward event.
-    pub fn reward(&self, bytes: &[u8]) -> Result<RewardEvent, Bad> {
+    /// Reads a reward event; `record_ms` is when the log says that it was written, if it says so.
+    pub fn reward(&self, bytes: &[u8], record_ms: Option<i64>) -> Result<RewardEvent, Bad> {
         let object = self.object(bytes)?;
         let fields = &self.events.fields;
         let reward = number(required(&object, &fields.reward)?, &fields.reward)?;
@@ -210,7 +221,7 @@ impl Parser {
         Ok(RewardEvent {
             request_id: id(required(&object, &fields.request_id)?, &fields.request_id)?,
             space: self.space(&object)?,
-            ts_ms: self.time(&object)?,
+            ts_ms: self.time(&object, record_ms)?,
             reward,
             event_id: optional(&object, &fields.event_id).map(|value| id(value, &fields.event_id)).transpose()?,
         })
@@ -235,10 +246,21 @@ impl Parser {
         }
     }
 
-    fn time(&self, object: &Value) -> Result<i64, Bad> {
+    fn time(&self, object: &Value, record_ms: Option<i64>) -> Result<i64, Bad> {
         let field = &self.events.fields.ts_ms;
-        let expected = "a whole number of milliseconds";
-        required(object, field)?.as_i64().ok_or_else(|| Bad::MistypedField { field: field.clone(), expected })
+        let ts_ms = match (optional(object, field), record_ms) {
+            (Some(value), _) => value.as_i64().ok_or_else(|| {
+                let expected = "a whole number of milliseconds";
+                Bad::MistypedField { field: field.clone(), expected }
+            })?,
+            (None, Some(record_ms)) => record_ms,
+            (None, None) => return Err(Bad::MissingField(field.clone())),
+        };
+        let ahead_ms = record_ms.map_or(0, |record_ms| ts_ms.saturating_sub(record_ms).max(0).unsigned_abs());
+        if ahead_ms > self.future_ms {
+            return Err(Bad::FutureTime { ahead_ms, most_ms: self.future_ms });
+        }
+        Ok(ts_ms)
     }
 
     fn propensities(&self, object: &Value) -> Result<Propensities, Bad> {
@@ -348,7 +370,7 @@ mod tests {
 
     fn parser(set: &str) -> Parser {
         let config: Config = toml::from_str(set).unwrap();
-        Parser::new(config.events.check().unwrap(), config.reward.check().unwrap(), config.learner.missing_propensities)
+        Parser::new(&config.check().unwrap())
     }
 
     const QUERY: &str = r#"{"request_id":"r-1","space":"shop","ts_ms":17,"query":[3,-4.0],"model":"bge",
@@ -357,7 +379,7 @@ mod tests {
     #[test]
     fn good_events() {
         let name = |text: &str| Name::try_from(text).unwrap();
-        let event = parser("").query(QUERY.as_bytes()).unwrap();
+        let event = parser("").query(QUERY.as_bytes(), None).unwrap();
         let expected = QueryEvent {
             request_id: "r-1".to_owned(),
             space: name("shop"),
@@ -369,8 +391,8 @@ mod tests {
         };
         assert_eq!(event, expected);
         let encoded = QUERY.replace("[3,-4.0]", "\"AABAQAAAgMA=\"");
-        assert_eq!(parser("").query(encoded.as_bytes()).unwrap(), expected);
-        let reward = parser("").reward(br#"{"request_id":"r-1","ts_ms":18,"reward":2,"event_id":"e"}"#).unwrap();
+        assert_eq!(parser("").query(encoded.as_bytes(), None).unwrap(), expected);
+        let reward = parser("").reward(br#"{"request_id":"r-1","ts_ms":18,"reward":2,"event_id":"e"}"#, None).unwrap();
         assert_eq!((reward.space.as_str(), reward.reward, reward.event_id.as_deref()), ("default", 2.0, Some("e")));
     }
 
@@ -404,10 +426,10 @@ mod tests {
             ("\"propensities\"", "\"others\"", "missing-propensities"),
         ] {
             let changed = QUERY.replace(from, to);
-            let bad = parser("").query(changed.as_bytes()).unwrap_err();
+            let bad = parser("").query(changed.as_bytes(), None).unwrap_err();
             assert_eq!(bad.reason(), reason, "{from} -> {to}: {bad}");
         }
-        let bad = parser("[events]\nbytes_max = 64").query(QUERY.as_bytes()).unwrap_err();
+        let bad = parser("[events]\nbytes_max = 64").query(QUERY.as_bytes(), None).unwrap_err();
         assert_eq!(bad.reason(), "oversized");
     }
 
@@ -421,7 +443,7 @@ mod tests {
             ("", r#"{"request_id":"r","ts_ms":1,"reward":1,"event_id":5}"#, "mistyped-field"),
             (reject, r#"{"request_id":"r","ts_ms":1,"reward":5.5}"#, "reward-out-of-range"),
         ] {
-            assert_eq!(parser(set).reward(text.as_bytes()).unwrap_err().reason(), reason, "{text}");
+            assert_eq!(parser(set).reward(text.as_bytes(), None).unwrap_err().reason(), reason, "{text}");
         }
         assert!(parser(reject).reward(br#"{"request_id":"r","ts_ms":1,"reward":5}"#).is_ok());
     }
@@ -437,14 +459,14 @@ mod tests {
             propensity = "/p"
         "#;
         let text = r#"{"meta":{"trace":["t-9"]},"ts_ms":5,"embedding":[1],"model":"bge","p":0.25}"#;
-        let event = parser(set).query(text.as_bytes()).unwrap();
+        let event = parser(set).query(text.as_bytes(), None).unwrap();
         assert_eq!((event.request_id.as_str(), event.propensities), ("t-9", Propensities::Chosen(0.25)));
         let unknown = parser(set).query(text.replace(",\"p\":0.25", "").as_bytes()).unwrap();
         assert_eq!(unknown.propensities, Propensities::Unknown);
         let bad = parser(set).query(text.replace("0.25", "0").as_bytes()).unwrap_err();
         assert_eq!(bad.reason(), "bad-propensities");
         let reject = set.replace("uniform", "reject");
-        assert_eq!(parser(&reject).query(text.as_bytes()).unwrap_err().reason(), "missing-propensities");
+        assert_eq!(parser(&reject).query(text.as_bytes(), None).unwrap_err().reason(), "missing-propensities");
         let with_policy = text.replace("\"p\":", "\"policy\":{\"bge\":1},\"p\":");
         assert!(parser(&reject).query(with_policy.as_bytes()).is_ok());
     }
@@ -452,7 +474,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let _ = (parser("").query(&bytes), parser("").reward(&bytes));
+            let _ = (parser("").query(&bytes, None), parser("").reward(&bytes, Some(0)));
         }
 
         #[test]
@@ -460,8 +482,8 @@ mod tests {
             let mut bytes = QUERY.as_bytes().to_vec();
             let at = at.index(bytes.len());
             bytes[at] = byte;
-            let _ = parser("").query(&bytes);
-            let _ = parser("").query(&bytes[..cut.index(bytes.len())]);
+            let _ = parser("").query(&bytes, Some(0));
+            let _ = parser("").query(&bytes[..cut.index(bytes.len())], None);
         }
     }
 }

@@ -2,4 +2,5 @@
 
 pub mod envelope;
 pub mod events;
+pub mod export;
 pub mod params;

@@ -192,7 +192,7 @@ fn score_form(tensors: &SafeTensors, name: &Name, dim: usize) -> Result<ScoreFor
 }
 
 /// Orders the header's keys: the library writes metadata in the random order of a hash map.
-fn sort_header(mut bytes: Vec<u8>) -> Vec<u8> {
+pub(super) fn sort_header(mut bytes: Vec<u8>) -> Vec<u8> {
     let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
     let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).expect("the library's own JSON");
     let sorted = header.to_string().into_bytes();

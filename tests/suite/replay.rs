@@ -70,11 +70,11 @@ fn reference_cases_have_their_parameters() {
 fn engine_after(name: &str) -> (Engine, usize) {
     let config: Config = toml::from_str(&fs::read_to_string(case(name).join("config.toml")).unwrap()).unwrap();
     let settings = config.check().unwrap();
-    let parser = Parser::new(settings.events.clone(), settings.reward, settings.missing_propensities);
+    let parser = Parser::new(&settings);
     let mut inputs = Vec::new();
     for (file, side) in [("queries.jsonl", Side::Query), ("rewards.jsonl", Side::Reward)] {
         for line in fs::read(case(name).join(file)).unwrap().split(|&byte| byte == b'\n').filter(|l| !l.is_empty()) {
-            inputs.push(Input::parse(&parser, side, line.to_vec()));
+            inputs.push(Input::parse(&parser, side, line.to_vec(), None));
         }
     }
     inputs.sort_by(|a, b| a.key().cmp(&b.key()));

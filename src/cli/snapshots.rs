@@ -1,0 +1,307 @@
+//! `pointsman snapshots`: what is in a store.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use serde_json::{Value, json};
+
+use super::params::utc;
+use super::{Failure, summary};
+use crate::config::{Config, Settings};
+use crate::engine::Engine;
+use crate::event::Name;
+use crate::report::{Column, Table};
+use crate::snapshot::LaneHead;
+use crate::store::archive::Snapshot;
+use crate::store::{self, DirArchive};
+use crate::wire::export;
+
+/// Look into a store: its snapshots, what they hold, whether they are whole
+///
+/// A store keeps several generations of snapshots (snapshot.keep); each is all that a learner needs to go on. None of
+/// these commands needs the configuration that the store was made with. The daemon must not be running on it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Directory of the store; without it store.dir
+    #[arg(long, global = true, value_name = "DIR")]
+    store: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  pointsman snapshots list --store data/store
+  pointsman snapshots show --store data/store --json | jq .state_digest
+  pointsman snapshots export --store data/store --space shop --out shop.safetensors
+  pointsman snapshots rollback --store data/store --to 41";
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// List the generations, newest last
+    List {
+        /// Print one JSON object instead of the table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one generation: counts, versions, positions, digest
+    Show {
+        /// Which one; without it the newest that is whole
+        #[arg(long, value_name = "N")]
+        generation: Option<u64>,
+        /// Print one JSON object instead of the table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read every generation to its last byte; fails if one is damaged
+    Verify,
+    /// Write a space's eigen-decompositions as safetensors, in double precision
+    ///
+    /// `<model>/eigenvalues` has shape [k], `<model>/eigenvectors` [dim, k].
+    Export {
+        /// Which space
+        #[arg(long, default_value = "default")]
+        space: String,
+        /// Which generation; without it the newest that is whole
+        #[arg(long, value_name = "N")]
+        generation: Option<u64>,
+        /// Where to
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
+    /// Start a space from exported eigen-decompositions; a new epoch begins
+    ///
+    /// Models are matched by name; those that the file lacks keep what they have. Pending joins, counts and positions
+    /// stay as they are. A store that does not exist is made, with the learner as configured.
+    Import {
+        /// Which space
+        #[arg(long, default_value = "default")]
+        space: String,
+        /// A file that `export` wrote
+        #[arg(long, value_name = "FILE")]
+        from: PathBuf,
+    },
+    /// Go back to an older generation for good; a new epoch begins
+    ///
+    /// Positions go back too: what came after it is read again from the logs, and learned again.
+    Rollback {
+        /// Which generation
+        #[arg(long, value_name = "N")]
+        to: u64,
+    },
+}
+
+/// Runs the command.
+pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+    let dir = args.store.as_deref().unwrap_or(&config.store.dir);
+    match &args.command {
+        Command::List { json } => list(dir, *json)?,
+        Command::Show { generation, json } => show(dir, *generation, *json)?,
+        Command::Verify => verify(dir)?,
+        Command::Export { space, generation, out } => export(dir, &name(space)?, *generation, out)?,
+        Command::Import { space, from } => import(dir, config, name(space)?, from)?,
+        Command::Rollback { to } => rollback(dir, *to)?,
+    }
+    Ok(())
+}
+
+/// A snapshot, made into an engine again.
+struct Opened {
+    lane: String,
+    generation: u64,
+    head: LaneHead,
+    settings: Settings,
+    engine: Engine,
+}
+
+impl Opened {
+    fn new(lane: String, snapshot: Snapshot) -> anyhow::Result<Self> {
+        let head = LaneHead::open(&snapshot.head)?;
+        let settings: Settings =
+            serde_json::from_str(&head.configuration).context("the configuration in the snapshot cannot be read")?;
+        let engine = Engine::restore(settings.clone(), head.engine.clone(), snapshot.records)?;
+        Ok(Self { lane, generation: snapshot.generation, head, settings, engine })
+    }
+
+    fn json(&self) -> Value {
+        let mut value = summary::json(&self.engine, self.head.merge.out_of_order);
+        let more = json!({
+            "lane": self.lane,
+            "generation": self.generation,
+            "epoch": self.head.epoch,
+            "created_ms": self.head.created_ms,
+            "publications": self.head.publications,
+            "positions": self.head.merge.positions,
+        });
+        if let (Some(value), Value::Object(more)) = (value.as_object_mut(), more) {
+            value.extend(more);
+        }
+        value
+    }
+}
+
+/// The generations never change here but by `rollback` and `import`: none is to be dropped.
+const KEEP_ALL: usize = usize::MAX;
+
+fn open(dir: &Path) -> anyhow::Result<(DirArchive, String)> {
+    let archive = store::open_existing(dir, KEEP_ALL)?;
+    let lane = archive.lanes()?.into_iter().next();
+    let lane = lane.ok_or_else(|| anyhow!("the store {} has no snapshot yet", dir.display()))?;
+    Ok((archive, lane))
+}
+
+fn read(archive: &DirArchive, lane: &str, generation: Option<u64>) -> anyhow::Result<Opened> {
+    let snapshot = match generation {
+        Some(generation) if !archive.generations(lane)?.contains(&generation) => {
+            let there: Vec<String> = archive.generations(lane)?.iter().map(ToString::to_string).collect();
+            return Err(anyhow!("there is no generation {generation}; there are {}", there.join(", ")));
+        }
+        Some(generation) => archive.read(lane, generation)??,
+        None => {
+            let (newest, damaged) = archive.newest(lane)?;
+            for damage in &damaged {
+                tracing::error!(generation = damage.generation, problem = damage.problem, "a snapshot is damaged");
+            }
+            newest.ok_or_else(|| anyhow!("no snapshot is whole"))?
+        }
+    };
+    Opened::new(lane.to_owned(), snapshot)
+}
+
+fn list(dir: &Path, json: bool) -> anyhow::Result<()> {
+    let (archive, lane) = open(dir)?;
+    let mut rows = Vec::new();
+    let mut values = Vec::new();
+    for generation in archive.generations(&lane)? {
+        match read(&archive, &lane, Some(generation)) {
+            Ok(opened) => {
+                let counts = opened.engine.counts();
+                let pending = counts.join.queries.pending;
+                rows.push(
+                    [
+                        generation.to_string(),
+                        utc(opened.head.created_ms),
+                        opened.head.epoch.to_string(),
+                        opened.engine.names().count().to_string(),
+                        counts.applied.to_string(),
+                        pending.to_string(),
+                        "whole".to_owned(),
+                    ]
+                    .to_vec(),
+                );
+                values.push(json!({
+                    "generation": generation, "created_ms": opened.head.created_ms, "epoch": opened.head.epoch,
+                    "applied": counts.applied, "pending": pending, "whole": true,
+                }));
+            }
+            Err(error) => {
+                let dash = || "-".to_owned();
+                rows.push(vec![generation.to_string(), dash(), dash(), dash(), dash(), dash(), format!("{error:#}")]);
+                values.push(json!({"generation": generation, "whole": false, "problem": format!("{error:#}")}));
+            }
+        }
+    }
+    let bytes = {
+        use crate::store::SnapshotStore;
+        archive.store().bytes_on_disk()?
+    };
+    if json {
+        println!("{}", json!({"lane": lane, "bytes_on_disk": bytes, "generations": values}));
+        return Ok(());
+    }
+    let right = ["generation", "made", "epoch", "spaces", "applied", "pending"].map(Column::right);
+    let columns = right.into_iter().chain([Column::left("state")]).collect();
+    println!("{}", Table { columns, rows, note: Some(format!("{bytes} bytes on disk, lane {lane}")) }.text());
+    Ok(())
+}
+
+fn show(dir: &Path, generation: Option<u64>, json: bool) -> anyhow::Result<()> {
+    let (archive, lane) = open(dir)?;
+    let opened = read(&archive, &lane, generation)?;
+    if json {
+        println!("{}", opened.json());
+        return Ok(());
+    }
+    println!("{}", summary::table(&opened.engine, opened.head.merge.out_of_order).text());
+    println!("generation {}, epoch {}, made {}", opened.generation, opened.head.epoch, utc(opened.head.created_ms));
+    for view in opened.engine.spaces() {
+        let models: Vec<&str> = view.models.iter().map(Name::as_str).collect();
+        println!(
+            "space {}: version {}, mean reward {:.4}, models {}",
+            view.name,
+            view.version,
+            view.mean_reward,
+            models.join(", ")
+        );
+    }
+    println!("state digest {}", opened.engine.digest());
+    Ok(())
+}
+
+fn verify(dir: &Path) -> anyhow::Result<()> {
+    let (archive, lane) = open(dir)?;
+    let generations = archive.generations(&lane)?;
+    let mut damaged = 0;
+    for &generation in &generations {
+        match read(&archive, &lane, Some(generation)) {
+            Ok(opened) => println!("generation {generation}: whole, state digest {}", opened.engine.digest()),
+            Err(error) => {
+                println!("generation {generation}: {error:#}");
+                damaged += 1;
+            }
+        }
+    }
+    if damaged > 0 { Err(anyhow!("{damaged} of {} generations are damaged", generations.len())) } else { Ok(()) }
+}
+
+fn export(dir: &Path, space: &Name, generation: Option<u64>, out: &Path) -> anyhow::Result<()> {
+    let (archive, lane) = open(dir)?;
+    let opened = read(&archive, &lane, generation)?;
+    let view = opened.engine.spaces().find(|view| view.name == *space);
+    let view = view.ok_or_else(|| anyhow!("there is no space {space} in the snapshot"))?;
+    let spec = opened.settings.space(space);
+    let bytes = export::encode(&view, spec.dim, spec.algorithm());
+    std::fs::write(out, bytes).with_context(|| format!("cannot write {}", out.display()))?;
+    println!("space {space}, version {}, generation {}: {}", view.version, opened.generation, out.display());
+    Ok(())
+}
+
+fn import(dir: &Path, config: &Config, space: Name, from: &Path) -> anyhow::Result<()> {
+    let bytes = std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    let export = export::decode(&bytes).with_context(|| format!("cannot read {}", from.display()))?;
+    let mut archive = store::open(dir, config.store.kind, KEEP_ALL)?;
+    let lane = archive.lanes()?.into_iter().next();
+    let (lane, mut head, mut engine) = match lane {
+        Some(lane) => {
+            let opened = read(&archive, &lane, None)?;
+            (lane, opened.head, opened.engine)
+        }
+        None => {
+            let settings = config.check()?;
+            let configuration = crate::snapshot::fingerprint(&settings);
+            let head = LaneHead { configuration, ..LaneHead::default() };
+            (crate::runner::FILE_LANE.to_owned(), head, Engine::new(settings))
+        }
+    };
+    engine.import(space.clone(), &export.eigens, export.dim).with_context(|| format!("{} does not fit", from.display()))?;
+    head.epoch += 1;
+    head.publications.remove(&space);
+    let generation = archive.commit(&lane, &head.seal(), engine.take_changes())?;
+    println!("space {space} starts from {}: generation {generation}, epoch {}", from.display(), head.epoch);
+    Ok(())
+}
+
+fn rollback(dir: &Path, to: u64) -> anyhow::Result<()> {
+    let (mut archive, lane) = open(dir)?;
+    let Opened { mut head, .. } = read(&archive, &lane, Some(to))?;
+    let newest = archive.newest(&lane)?.0.map(|snapshot| LaneHead::open(&snapshot.head)).transpose()?;
+    head.epoch = newest.map_or(head.epoch, |newest| newest.epoch.max(head.epoch)) + 1;
+    archive.rewind(&lane, to)?;
+    let generation = archive.commit(&lane, &head.seal(), Vec::new())?;
+    println!("generation {generation} is generation {to} again, in epoch {}", head.epoch);
+    Ok(())
+}
+
+fn name(space: &str) -> Result<Name, Failure> {
+    Name::try_from(space).map_err(|error| Failure::Usage(error.into()))
+}

@@ -1,0 +1,71 @@
+//! What an engine has come to: counts, mean reward, digest.
+
+use serde_json::{Value, json};
+
+use crate::engine::{Counts, Engine, SpaceView};
+use crate::report::{Column, Table};
+
+/// As one JSON object.
+pub fn json(engine: &Engine, out_of_order: u64) -> Value {
+    let counts = engine.counts();
+    let Counts { join, applied, .. } = counts;
+    let (q, r) = (join.queries, join.rewards);
+    let spaces: Vec<SpaceView> = engine.spaces().collect();
+    let space = |view: &SpaceView| {
+        let value = json!({
+            "version": view.version,
+            "applied": view.counts.applied,
+            "mean_reward": view.mean_reward,
+            "join": view.counts.join,
+        });
+        (view.name.to_string(), value)
+    };
+    json!({
+        "queries": counts.queries(),
+        "rewards": counts.rewards(),
+        "applied": applied,
+        "joined": q.joined,
+        "expired": q.expired,
+        "duplicates": q.duplicate + r.duplicate,
+        "retired": q.retired,
+        "late": q.late + r.late,
+        "orphaned": r.orphaned,
+        "evicted": q.evicted + r.evicted,
+        "dead_letters": counts.queries_dead + counts.rewards_dead,
+        "pending": q.pending + r.pending,
+        "out_of_order": out_of_order,
+        "mean_reward": engine.mean_reward(),
+        "version": spaces.iter().map(|view| view.version).sum::<u64>(),
+        "spaces": spaces.iter().map(space).collect::<serde_json::Map<_, _>>(),
+        "state_digest": engine.digest(),
+    })
+}
+
+/// As a table.
+pub fn table(engine: &Engine, out_of_order: u64) -> Table {
+    let Counts { queries_dead, rewards_dead, join, applied } = engine.counts();
+    let (q, r) = (join.queries, join.rewards);
+    let lines: [(&str, Option<u64>, Option<u64>); 10] = [
+        ("read", Some(queries_dead + q.read), Some(rewards_dead + r.read)),
+        ("joined, used", Some(q.joined), Some(r.used)),
+        ("expired", Some(q.expired), None),
+        ("duplicate", Some(q.duplicate), Some(r.duplicate)),
+        ("late", Some(q.late), Some(r.late)),
+        ("retired", Some(q.retired), None),
+        ("orphaned", None, Some(r.orphaned)),
+        ("evicted", Some(q.evicted), Some(r.evicted)),
+        ("dead letters", Some(queries_dead), Some(rewards_dead)),
+        ("pending", Some(q.pending), Some(r.pending)),
+    ];
+    let shown = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
+    Table {
+        columns: vec![Column::left("events"), Column::right("queries"), Column::right("rewards")],
+        rows: lines.into_iter().map(|(name, q, r)| vec![name.to_owned(), shown(q), shown(r)]).collect(),
+        note: Some(format!(
+            "{applied} examples applied, mean reward {:.4}, {} events out of order",
+            engine.mean_reward(),
+            out_of_order
+        )),
+    }
+}
+

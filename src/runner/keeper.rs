@@ -1,0 +1,106 @@
+//! The thread that makes things last, so that the engine need not wait for the disk.
+//!
+//! Work comes through a channel of one place: a second snapshot waits until the first is durable. Each is carried out
+//! in the one order that a crash cannot turn into a lie: lines, then the snapshot that counts them, then the parameters
+//! that it justifies.
+
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, anyhow};
+
+use crate::event::Name;
+use crate::failpoint;
+use crate::store::archive::Change;
+use crate::store::{DirArchive, Witness};
+use crate::transport::append::Appender;
+use crate::transport::params::ParamsDir;
+
+/// Where things go.
+pub struct Outlets {
+    /// The snapshots.
+    pub snapshots: Option<Snapshots>,
+    /// Requests that were learned from.
+    pub audit: Option<Appender>,
+    /// Bad events.
+    pub dead_letters: Appender,
+    /// Parameters.
+    pub params: Option<ParamsDir>,
+}
+
+/// Where the snapshots of a lane go.
+pub struct Snapshots {
+    /// The store.
+    pub archive: DirArchive,
+    /// The lane.
+    pub lane: String,
+    /// What remembers how far it had come.
+    pub witness: Witness,
+}
+
+/// What is to be made durable together.
+#[derive(Default)]
+pub struct Work {
+    /// Lines of applied requests.
+    pub audit: Vec<u8>,
+    /// Lines of bad events.
+    pub dead_letters: Vec<u8>,
+    /// A snapshot: its head and what has changed.
+    pub snapshot: Option<(Vec<u8>, Vec<Change>)>,
+    /// Parameters to publish.
+    pub params: Vec<(Name, Vec<u8>)>,
+}
+
+/// The thread, as seen by the engine's.
+pub struct Keeper {
+    work: Option<SyncSender<Work>>,
+    thread: Option<JoinHandle<anyhow::Result<()>>>,
+}
+
+impl Keeper {
+    /// Starts the thread.
+    pub fn start(mut outlets: Outlets) -> anyhow::Result<Self> {
+        let (work, inbox) = sync_channel::<Work>(1);
+        let run = move || inbox.iter().try_for_each(|work| outlets.carry_out(work));
+        let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(run)?;
+        Ok(Self { work: Some(work), thread: Some(thread) })
+    }
+
+    /// Hands over work; waits while there is some before it. Fails if earlier work has failed.
+    pub fn hand_over(&mut self, work: Work) -> anyhow::Result<()> {
+        match self.work.as_ref().map(|inbox| inbox.send(work)) {
+            Some(Ok(())) => Ok(()),
+            _ => self.finish(),
+        }
+    }
+
+    /// Waits until all work is done.
+    pub fn finish(&mut self) -> anyhow::Result<()> {
+        self.work = None;
+        let Some(thread) = self.thread.take() else { return Err(anyhow!("the keeper has stopped")) };
+        thread.join().unwrap_or_else(|_| Err(anyhow!("the keeper panicked; what was acknowledged before is intact")))
+    }
+}
+
+impl Outlets {
+    /// Carries out work, in the caller's thread.
+    pub fn carry_out(&mut self, work: Work) -> anyhow::Result<()> {
+        self.dead_letters.append(&work.dead_letters).context("dead letters must not be lost")?;
+        if let Some(audit) = &mut self.audit {
+            audit.append(&work.audit).context("audit.applied_log")?;
+        }
+        if let (Some(snapshots), Some((head, changes))) = (&mut self.snapshots, work.snapshot) {
+            failpoint::reach("before-persist");
+            let generation = snapshots.archive.commit(&snapshots.lane, &head, changes)?;
+            failpoint::reach("after-persist");
+            snapshots.witness.note(&snapshots.lane, generation).context("cannot note the snapshot beside its store")?;
+            tracing::debug!(generation, "snapshot");
+        }
+        for (space, bytes) in &work.params {
+            if let Some(params) = &self.params {
+                params.publish(space, bytes)?;
+            }
+        }
+        Ok(())
+    }
+}

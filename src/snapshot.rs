@@ -1,0 +1,115 @@
+//! What a snapshot of a lane holds besides the engine's records: positions, configuration, publications.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Settings;
+use crate::engine::EngineHead;
+use crate::event::Name;
+use crate::merge::MergeState;
+use crate::wire::envelope::{self, Damaged, Kind};
+
+/// The head of a snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LaneHead {
+    /// The engine's own head.
+    pub engine: EngineHead,
+    /// Positions in every log.
+    pub merge: MergeState,
+    /// Grows when history forks.
+    pub epoch: u64,
+    /// The last publication of each space, made right after the snapshot that names it.
+    pub publications: BTreeMap<Name, Publication>,
+    /// The settings that learning depends on, as JSON.
+    pub configuration: String,
+    /// Length of the log of applied requests.
+    pub audit_bytes: u64,
+    /// When it was made, in milliseconds since 1970.
+    pub created_ms: u64,
+}
+
+/// Which parameters were published.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Publication {
+    /// Examples in applied batches.
+    pub version: u64,
+    /// Publications at this version before this one.
+    pub revision: u64,
+}
+
+const VERSION: u16 = 1;
+
+impl LaneHead {
+    /// As bytes.
+    pub fn seal(&self) -> Vec<u8> {
+        envelope::seal(Kind::Snapshot, VERSION, self)
+    }
+
+    /// From bytes.
+    pub fn open(bytes: &[u8]) -> Result<Self, Damaged> {
+        envelope::unseal(Kind::Snapshot, VERSION, bytes)
+    }
+
+    /// Keys of the configuration that differ from `settings`, with their old and new values.
+    pub fn changed_settings(&self, settings: &Settings) -> Vec<(String, String, String)> {
+        let before = serde_json::from_str(&self.configuration).unwrap_or_default();
+        let now = serde_json::to_value(settings).unwrap_or_default();
+        let mut changed = Vec::new();
+        differences("", &before, &now, &mut changed);
+        changed
+    }
+}
+
+/// The settings that learning depends on, as they are put into a snapshot.
+pub fn fingerprint(settings: &Settings) -> String {
+    serde_json::to_string(settings).unwrap_or_default()
+}
+
+fn differences(
+    path: &str,
+    before: &serde_json::Value,
+    now: &serde_json::Value,
+    changed: &mut Vec<(String, String, String)>,
+) {
+    match (before.as_object(), now.as_object()) {
+        (Some(a), Some(b)) => {
+            let keys: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+            for key in keys {
+                let at = |map: &serde_json::Map<_, _>| map.get(key).cloned().unwrap_or_default();
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                differences(&path, &at(a), &at(b), changed);
+            }
+        }
+        _ if before != now => changed.push((path.to_owned(), before.to_string(), now.to_string())),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_the_settings_that_changed() {
+        let mut config = Config::default();
+        let head = LaneHead { configuration: fingerprint(&config.check().unwrap()), ..LaneHead::default() };
+        assert_eq!(head.changed_settings(&config.check().unwrap()), []);
+        config.join.window_ms = 5;
+        config.learner.eta = Some(0.5);
+        let changed = head.changed_settings(&config.check().unwrap());
+        let keys: Vec<&str> = changed.iter().map(|change| change.0.as_str()).collect();
+        assert_eq!(keys, ["join.remember_ms", "join.window_ms", "learner.method.hpg.rate.eta"]);
+        assert_eq!((changed[1].1.as_str(), changed[1].2.as_str()), ("600000", "5"));
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(LaneHead::open(&bytes).is_err());
+            let _ = envelope::decode::<LaneHead>(&bytes);
+        }
+    }
+}

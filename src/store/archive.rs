@@ -1,0 +1,404 @@
+//! Generations of snapshots in a [`SnapshotStore`].
+//!
+//! A snapshot of a lane is a head and many records. Most records stay as they are from one snapshot to the next, so
+//! each is written once, when it changes, with the snapshot that it changed in:
+//!
+//! ```text
+//! h | lane | generation               head: number of records, sum of their checksums, payload
+//! r | lane | generation | index       record: checksum, key, and its value unless it is gone from here on
+//! ```
+//!
+//! The records of generation g are, of every key, the newest at or before g. A version goes once no kept generation
+//! needs it, so that every kept generation is whole, and a snapshot costs what has changed since the last. The head
+//! vouches for all of them: a record that is missing, left over or changed does not go unnoticed.
+//!
+//! Keys of the store grow with time, whatever the keys of the records: an ordered map likes that best. Values larger
+//! than a store takes are cut into parts, numbered behind the key.
+
+use std::collections::{BTreeMap, HashMap};
+
+use thiserror::Error;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use super::{Batch, SnapshotStore, StoreError};
+
+/// Snapshots of lanes.
+pub struct Archive<S> {
+    store: S,
+    keep: usize,
+    lanes: BTreeMap<String, Index>,
+}
+
+/// A change of a record: its key, and its new value unless it is gone.
+pub type Change = (Vec<u8>, Option<Vec<u8>>);
+
+/// A snapshot, read and verified.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    /// Which one.
+    pub generation: u64,
+    /// Its head.
+    pub head: Vec<u8>,
+    /// Its records, by key.
+    pub records: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// A snapshot that is not what was written.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("generation {generation} is damaged: {problem}")]
+pub struct DamagedSnapshot {
+    /// Which one.
+    pub generation: u64,
+    /// What is wrong.
+    pub problem: String,
+}
+
+/// What is known of a lane's records, so that a commit need not read.
+#[derive(Default)]
+struct Index {
+    /// Generations with the number of parts of their heads.
+    generations: BTreeMap<u64, u32>,
+    /// The newest version of each key that is there, by a hash of the key.
+    newest: HashMap<u128, Version>,
+    /// What is of no use once no generation before this one is kept.
+    superseded: BTreeMap<u64, Vec<Version>>,
+    sum: u64,
+}
+
+/// A record as it was at some generation.
+#[derive(Debug, Clone, Copy)]
+struct Version {
+    generation: u64,
+    index: u32,
+    parts: u32,
+    checksum: u64,
+}
+
+impl<S: SnapshotStore> Archive<S> {
+    /// The snapshots in `store`, of which the newest `keep` of each lane are kept. If the store is damaged, what is whole
+    /// is carried over into a new one.
+    pub fn open(store: S, keep: usize) -> Result<Self, StoreError> {
+        let mut archive = Self { store, keep: keep.max(1), lanes: BTreeMap::new() };
+        if archive.store.is_damaged() {
+            archive.salvage()?;
+        }
+        Ok(archive)
+    }
+
+    /// The store itself.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// Lanes that have snapshots.
+    pub fn lanes(&self) -> Result<Vec<String>, StoreError> {
+        let mut lanes = Vec::<String>::new();
+        self.store.scan(b"h", &mut |key, _| {
+            let length = key.get(1..3).map_or(0, |bytes| usize::from(u16::from_be_bytes([bytes[0], bytes[1]])));
+            let lane = String::from_utf8_lossy(key.get(3..3 + length).unwrap_or_default()).into_owned();
+            if lanes.last() != Some(&lane) {
+                lanes.push(lane);
+            }
+        })?;
+        Ok(lanes)
+    }
+
+    /// The generations of a lane, oldest first.
+    pub fn generations(&self, lane: &str) -> Result<Vec<u64>, StoreError> {
+        Ok(self.heads(lane)?.into_keys().collect())
+    }
+
+    /// Reads one generation; what is wrong with it alone is the inner error.
+    pub fn read(&self, lane: &str, generation: u64) -> Result<Result<Snapshot, DamagedSnapshot>, StoreError> {
+        let mut head = Vec::new();
+        self.store.scan(&at(b'h', lane, generation), &mut |_, part| head.extend_from_slice(part))?;
+        let damaged = |problem: String| Ok(Err(DamagedSnapshot { generation, problem }));
+        let Some((count, sum, head)) = open_head(&at(b'h', lane, generation), &head) else {
+            return damaged("its head does not match its checksum".to_owned());
+        };
+        let (mut records, mut bad) = (BTreeMap::new(), 0);
+        self.versions(lane, &mut |version, record| match record {
+            _ if version.generation > generation => {}
+            Some((key, Some(value))) => drop(records.insert(key.to_vec(), (version.checksum, value.to_vec()))),
+            Some((key, None)) => drop(records.remove(key)),
+            None => bad += 1,
+        })?;
+        let found = records.values().fold(0_u64, |sum, (checksum, _)| sum.wrapping_add(*checksum));
+        if (records.len() as u64, found) != (count, sum) {
+            let found = records.len();
+            return damaged(format!("of its {count} records {found} were found, and {bad} do not match their checksums"));
+        }
+        let records = records.into_iter().map(|(key, (_, value))| (key, value)).collect();
+        Ok(Ok(Snapshot { generation, head, records }))
+    }
+
+    /// The newest generation that is whole, and why those after it are not. Later ones are given up for good.
+    pub fn resume(&mut self, lane: &str) -> Result<(Option<Snapshot>, Vec<DamagedSnapshot>), StoreError> {
+        let (snapshot, damaged) = self.newest(lane)?;
+        if let (Some(snapshot), false) = (&snapshot, damaged.is_empty()) {
+            self.rewind(lane, snapshot.generation)?;
+        }
+        Ok((snapshot, damaged))
+    }
+
+    /// The newest generation that is whole, and why those after it are not.
+    pub fn newest(&self, lane: &str) -> Result<(Option<Snapshot>, Vec<DamagedSnapshot>), StoreError> {
+        let mut damaged = Vec::new();
+        for generation in self.generations(lane)?.into_iter().rev() {
+            match self.read(lane, generation)? {
+                Ok(snapshot) => return Ok((Some(snapshot), damaged)),
+                Err(error) => damaged.push(error),
+            }
+        }
+        Ok((None, damaged))
+    }
+
+    /// Gives up all generations after this one.
+    pub fn rewind(&mut self, lane: &str, generation: u64) -> Result<(), StoreError> {
+        let mut batch = Batch::default();
+        for (later, parts) in self.heads(lane)?.split_off(&(generation + 1)) {
+            batch.delete_parts(&at(b'h', lane, later), parts);
+        }
+        self.versions(lane, &mut |version, _| {
+            if version.generation > generation {
+                batch.delete_parts(&version.key(lane), version.parts);
+            }
+        })?;
+        self.lanes.remove(lane);
+        self.store.apply(batch)
+    }
+
+    /// Writes the next generation: what has changed since the last one, and a head. Returns its number once it is
+    /// durable. Generations beyond those to keep go in the same batch.
+    pub fn commit(&mut self, lane: &str, head: &[u8], changes: Vec<Change>) -> Result<u64, StoreError> {
+        let mut index = match self.lanes.remove(lane) {
+            Some(index) => index,
+            None => self.index(lane)?,
+        };
+        let generation = index.generations.last_key_value().map_or(1, |(last, _)| last + 1);
+        let mut batch = Batch { value_bytes_max: self.store.value_bytes_max(), ..Batch::default() };
+        for (number, (key, value)) in (0_u32..).zip(changes) {
+            index.change(lane, Version { generation, index: number, parts: 0, checksum: 0 }, &key, value, &mut batch);
+        }
+        let head = seal_head(&at(b'h', lane, generation), index.newest.len() as u64, index.sum, head);
+        let parts = batch.put_parts(&at(b'h', lane, generation), &head);
+        index.generations.insert(generation, parts);
+        index.prune(lane, self.keep, &mut batch);
+        self.store.apply(batch)?;
+        // Only now: had it failed, what the store holds would have to be looked at again.
+        self.lanes.insert(lane.to_owned(), index);
+        Ok(generation)
+    }
+
+    /// Carries the newest whole generation of each lane over into an empty store.
+    fn salvage(&mut self) -> Result<(), StoreError> {
+        let mut whole = Vec::new();
+        for lane in self.lanes()? {
+            if let (Some(snapshot), _) = self.newest(&lane)? {
+                whole.push((lane, snapshot));
+            }
+        }
+        self.store.start_over(!whole.is_empty())?;
+        for (lane, Snapshot { head, records, .. }) in whole {
+            let changes = records.into_iter().map(|(key, value)| (key, Some(value))).collect();
+            self.commit(&lane, &head, changes)?;
+        }
+        Ok(())
+    }
+
+    fn index(&self, lane: &str) -> Result<Index, StoreError> {
+        let mut index = Index { generations: self.heads(lane)?, ..Index::default() };
+        self.versions(lane, &mut |version, record| match record {
+            Some((key, value)) => index.note(key, version, value.is_none()),
+            // No generation that is whole needs it.
+            None => index.superseded.entry(version.generation).or_default().push(version),
+        })?;
+        Ok(index)
+    }
+
+    fn heads(&self, lane: &str) -> Result<BTreeMap<u64, u32>, StoreError> {
+        let prefix = lane_key(b'h', lane);
+        let mut heads = BTreeMap::new();
+        self.store.scan(&prefix, &mut |key, _| {
+            if let Some((generation, _)) = key.get(prefix.len()..).and_then(<[u8]>::split_first_chunk::<8>) {
+                *heads.entry(u64::from_be_bytes(*generation)).or_default() += 1;
+            }
+        })?;
+        Ok(heads)
+    }
+
+    /// Calls `each` with every version of every record, oldest first: its key and its value unless it is gone, or nothing
+    /// if it is damaged.
+    fn versions(&self, lane: &str, each: &mut dyn FnMut(Version, Option<RecordView<'_>>)) -> Result<(), StoreError> {
+        let prefix = lane_key(b'r', lane);
+        let mut current: Option<(Version, Vec<u8>)> = None;
+        let mut end = |current: Option<(Version, Vec<u8>)>| {
+            if let Some((version, blob)) = current {
+                let opened = open_blob(&version.key(lane), &blob);
+                let checksum = opened.map_or(0, |(checksum, _)| checksum);
+                each(Version { checksum, ..version }, opened.and_then(|(_, record)| open_record(record)));
+            }
+        };
+        self.store.scan(&prefix, &mut |key, part| {
+            let Some((generation, index)) = key.get(prefix.len()..).and_then(split_place) else { return };
+            match &mut current {
+                Some((version, blob)) if (version.generation, version.index) == (generation, index) => {
+                    version.parts += 1;
+                    blob.extend_from_slice(part);
+                }
+                _ => {
+                    let next = (Version { generation, index, parts: 1, checksum: 0 }, part.to_vec());
+                    end(current.replace(next));
+                }
+            }
+        })?;
+        end(current);
+        Ok(())
+    }
+}
+
+/// A record's key, and its value unless it is gone.
+type RecordView<'a> = (&'a [u8], Option<&'a [u8]>);
+
+impl Version {
+    fn key(&self, lane: &str) -> Vec<u8> {
+        let mut key = at(b'r', lane, self.generation);
+        key.extend_from_slice(&self.index.to_be_bytes());
+        key
+    }
+}
+
+impl Index {
+    fn change(&mut self, lane: &str, version: Version, key: &[u8], value: Option<Vec<u8>>, batch: &mut Batch) {
+        if value.is_none() && !self.newest.contains_key(&xxh3_128(key)) {
+            return;
+        }
+        let place = version.key(lane);
+        let (checksum, blob) = seal_blob(&place, &seal_record(key, value.as_deref()));
+        let parts = batch.put_parts(&place, &blob);
+        self.note(key, Version { parts, checksum, ..version }, value.is_none());
+    }
+
+    /// Takes a version as the newest of its key; `gone` if it says that the record is no more.
+    fn note(&mut self, key: &[u8], version: Version, gone: bool) {
+        let hash = xxh3_128(key);
+        let before = if gone { self.newest.remove(&hash) } else { self.newest.insert(hash, version) };
+        let useless = self.superseded.entry(version.generation).or_default();
+        if let Some(before) = before {
+            self.sum = self.sum.wrapping_sub(before.checksum);
+            useless.push(before);
+        }
+        if gone {
+            useless.push(version);
+        } else {
+            self.sum = self.sum.wrapping_add(version.checksum);
+        }
+    }
+
+    fn prune(&mut self, lane: &str, keep: usize, batch: &mut Batch) {
+        while self.generations.len() > keep
+            && let Some((generation, parts)) = self.generations.pop_first()
+        {
+            batch.delete_parts(&at(b'h', lane, generation), parts);
+        }
+        let Some((&oldest, _)) = self.generations.first_key_value() else { return };
+        let needed = self.superseded.split_off(&(oldest + 1));
+        for version in std::mem::replace(&mut self.superseded, needed).into_values().flatten() {
+            batch.delete_parts(&version.key(lane), version.parts);
+        }
+    }
+}
+
+impl Batch {
+    /// Puts a value in as many parts as it needs; returns their number.
+    fn put_parts(&mut self, key: &[u8], value: &[u8]) -> u32 {
+        let before = self.puts.len();
+        let parts = (0_u32..).zip(value.chunks(self.value_bytes_max));
+        self.puts.extend(parts.map(|(i, part)| (part_key(key, i), part.to_vec())));
+        (self.puts.len() - before) as u32
+    }
+
+    fn delete_parts(&mut self, key: &[u8], parts: u32) {
+        self.deletes.extend((0..parts).map(|i| part_key(key, i)));
+    }
+}
+
+fn lane_key(kind: u8, lane: &str) -> Vec<u8> {
+    let mut key = vec![kind];
+    key.extend_from_slice(&(lane.len() as u16).to_be_bytes());
+    key.extend_from_slice(lane.as_bytes());
+    key
+}
+
+fn at(kind: u8, lane: &str, generation: u64) -> Vec<u8> {
+    let mut key = lane_key(kind, lane);
+    key.extend_from_slice(&generation.to_be_bytes());
+    key
+}
+
+fn part_key(key: &[u8], part: u32) -> Vec<u8> {
+    let mut key = key.to_vec();
+    key.extend_from_slice(&part.to_be_bytes());
+    key
+}
+
+/// Generation and index of a record.
+fn split_place(rest: &[u8]) -> Option<(u64, u32)> {
+    let (generation, rest) = rest.split_first_chunk::<8>()?;
+    let (index, _) = rest.split_first_chunk::<4>()?;
+    Some((u64::from_be_bytes(*generation), u32::from_be_bytes(*index)))
+}
+
+fn seal_record(key: &[u8], value: Option<&[u8]>) -> Vec<u8> {
+    let value_bytes = value.map_or(0, <[u8]>::len);
+    let mut record = Vec::with_capacity(5 + key.len() + value_bytes);
+    record.push(u8::from(value.is_some()));
+    record.extend_from_slice(&(key.len() as u32).to_le_bytes());
+    record.extend_from_slice(key);
+    record.extend_from_slice(value.unwrap_or_default());
+    record
+}
+
+fn open_record(record: &[u8]) -> Option<RecordView<'_>> {
+    let (&there, rest) = record.split_first()?;
+    let (length, rest) = rest.split_first_chunk::<4>()?;
+    let (key, value) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+    Some((key, (there == 1).then_some(value)))
+}
+
+/// A value with the checksum of itself and its place in front.
+fn seal_blob(place: &[u8], payload: &[u8]) -> (u64, Vec<u8>) {
+    let checksum = checksum(place, payload);
+    let mut blob = Vec::with_capacity(8 + payload.len());
+    blob.extend_from_slice(&checksum.to_le_bytes());
+    blob.extend_from_slice(payload);
+    (checksum, blob)
+}
+
+fn open_blob<'a>(place: &[u8], blob: &'a [u8]) -> Option<(u64, &'a [u8])> {
+    let (found, payload) = blob.split_first_chunk::<8>()?;
+    let expected = checksum(place, payload);
+    (u64::from_le_bytes(*found) == expected).then_some((expected, payload))
+}
+
+fn checksum(place: &[u8], payload: &[u8]) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(place);
+    hash.update(payload);
+    hash.digest()
+}
+
+fn seal_head(place: &[u8], records: u64, sum: u64, head: &[u8]) -> Vec<u8> {
+    let mut payload = Vec::with_capacity(16 + head.len());
+    payload.extend_from_slice(&records.to_le_bytes());
+    payload.extend_from_slice(&sum.to_le_bytes());
+    payload.extend_from_slice(head);
+    seal_blob(place, &payload).1
+}
+
+fn open_head(place: &[u8], blob: &[u8]) -> Option<(u64, u64, Vec<u8>)> {
+    let (_, payload) = open_blob(place, blob)?;
+    let (records, rest) = payload.split_first_chunk::<8>()?;
+    let (sum, head) = rest.split_first_chunk::<8>()?;
+    Some((u64::from_le_bytes(*records), u64::from_le_bytes(*sum), head.to_vec()))
+}

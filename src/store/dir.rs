@@ -1,0 +1,137 @@
+//! The directory of a store: who has it, what made it, how far it had come.
+//!
+//! ```text
+//! lock        held by the process that uses it
+//! format      version of the layout, and the backend: written last when a store is made
+//! newest      a generation that was acknowledged: if the backend knows only older ones, some were lost
+//! db.redb, sled/   the backend's own
+//! ```
+
+use std::fs::{File, TryLockError};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::archive::Archive;
+use super::redb::Redb;
+use super::sled::Sled;
+use super::{SnapshotStore, StoreError};
+use crate::config::StoreKind;
+
+const FORMAT: &str = "format";
+const VERSION: u16 = 1;
+
+/// Snapshots in a directory.
+pub type DirArchive = Archive<Box<dyn SnapshotStore>>;
+
+/// Remembers the newest generation beside the store, so that one that lost it does not pass for whole.
+#[derive(Debug, Clone)]
+pub struct Witness(PathBuf);
+
+impl Witness {
+    /// Of the store in `dir`.
+    pub fn new(dir: &Path) -> Self {
+        Self(dir.join("newest"))
+    }
+
+    /// Notes that a generation was acknowledged. Not synced: after a crash of the machine it may know an older one.
+    pub fn note(&self, lane: &str, generation: u64) -> std::io::Result<()> {
+        std::fs::write(&self.0, format!("{generation} {lane}\n"))
+    }
+
+    /// The newest generation that is known to have been acknowledged.
+    pub fn newest(&self, lane: &str) -> Option<u64> {
+        let text = std::fs::read_to_string(&self.0).ok()?;
+        let (generation, of) = text.strip_suffix('\n')?.split_once(' ')?;
+        if of == lane { generation.parse().ok() } else { None }
+    }
+}
+
+/// Opens the snapshots in `dir`; a new store is made if there is none.
+pub fn open(dir: &Path, kind: StoreKind, keep: usize) -> Result<DirArchive, StoreError> {
+    let shown = dir.display().to_string();
+    let cannot = |error: std::io::Error| StoreError::Write { path: shown.clone(), problem: error.to_string() };
+    std::fs::create_dir_all(dir).map_err(cannot)?;
+    let lock = lock(dir)?;
+    match made_by(dir)? {
+        Some(found) if found != kind.to_string() => return Err(StoreError::OtherKind { path: shown, found }),
+        Some(_) => archive(dir, kind, keep, lock, false),
+        None => {
+            let archive = archive(dir, kind, keep, lock, true)?;
+            let write = || {
+                let mut file = File::create(dir.join(FORMAT))?;
+                writeln!(file, "{VERSION} {kind}")?;
+                file.sync_all()?;
+                File::open(dir)?.sync_all()
+            };
+            write().map_err(cannot)?;
+            Ok(archive)
+        }
+    }
+}
+
+/// Opens the snapshots in `dir`, where a store must be, whatever made it.
+pub fn open_existing(dir: &Path, keep: usize) -> Result<DirArchive, StoreError> {
+    let kinds = [StoreKind::Redb, StoreKind::Sled];
+    let shown = dir.display().to_string();
+    let made_by = if dir.is_dir() { made_by(dir)? } else { None };
+    let Some(found) = made_by else { return Err(StoreError::Missing(shown)) };
+    match kinds.into_iter().find(|kind| kind.to_string() == found) {
+        Some(kind) => archive(dir, kind, keep, lock(dir)?, false),
+        None => Err(StoreError::Newer { path: shown, found, newest: VERSION }),
+    }
+}
+
+fn archive(dir: &Path, kind: StoreKind, keep: usize, lock: File, new: bool) -> Result<DirArchive, StoreError> {
+    let backend: Box<dyn SnapshotStore> = match kind {
+        StoreKind::Redb => Box::new(Redb::open(dir, new, lock)?),
+        StoreKind::Sled => Box::new(Sled::open(dir, new, lock)?),
+    };
+    Archive::open(backend, keep)
+}
+
+/// The backend that made the store in `dir`, if there is one.
+fn made_by(dir: &Path) -> Result<Option<String>, StoreError> {
+    let path = dir.display().to_string();
+    let text = match std::fs::read_to_string(dir.join(FORMAT)) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(StoreError::Damaged { path, problem: error.to_string() }),
+    };
+    let (version, kind) = text.trim().split_once(' ').unwrap_or((text.trim(), ""));
+    match version.parse::<u16>() {
+        Ok(version) if version > VERSION => {
+            Err(StoreError::Newer { path, found: version.to_string(), newest: VERSION })
+        }
+        Ok(_) => Ok(Some(kind.to_owned())),
+        Err(_) => Err(StoreError::Damaged { path, problem: "its file `format` is not what was written".to_owned() }),
+    }
+}
+
+fn lock(dir: &Path) -> Result<File, StoreError> {
+    let path = dir.display().to_string();
+    let open = File::options().create(true).truncate(false).write(true).open(dir.join("lock"));
+    let file = open.map_err(|error| StoreError::Write { path: path.clone(), problem: error.to_string() })?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StoreError::InUse(path)),
+        Err(TryLockError::Error(error)) => Err(StoreError::Write { path, problem: error.to_string() }),
+    }
+}
+
+/// Bytes that the files in a directory take, holes not counted.
+pub(super) fn allocated(dir: &Path) -> std::io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        bytes += if metadata.is_dir() { allocated(&entry.path())? } else { metadata.blocks() * 512 };
+    }
+    Ok(bytes)
+}
+
+/// A name beside `path` that is not taken.
+pub(super) fn aside(path: &Path) -> PathBuf {
+    let name = |n: u32| PathBuf::from(format!("{}.damaged-{n}", path.display()));
+    (1..).map(name).find(|path| !path.exists()).unwrap_or_else(|| name(0))
+}

@@ -1,0 +1,160 @@
+//! The store on redb, one file: the default.
+
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use redb::{Database, DatabaseError, Durability, ReadOnlyDatabase, ReadableDatabase, TableDefinition, TableError};
+
+use super::dir::{allocated, aside};
+use super::{Batch, SnapshotStore, StoreError};
+use crate::failpoint;
+
+const TABLE: TableDefinition<&[u8], &[u8]> = TableDefinition::new("snapshots");
+const CACHE_BYTES: usize = 64 << 20;
+
+/// A redb database.
+pub struct Redb {
+    dir: PathBuf,
+    handle: Handle,
+    /// Held as long as the store is open.
+    _lock: File,
+}
+
+enum Handle {
+    Whole(Database),
+    /// It opens, but not all of it is what was written.
+    Damaged(ReadOnlyDatabase),
+    Closed,
+}
+
+impl Redb {
+    /// Opens the database in `dir`; `new` if there may be none yet.
+    pub fn open(dir: &Path, new: bool, lock: File) -> Result<Self, StoreError> {
+        let path = file(dir);
+        if !new && std::fs::metadata(&path).map_or(0, |metadata| metadata.len()) == 0 {
+            return Err(damaged(dir, "its file db.redb is gone"));
+        }
+        // Its authors promise errors where bytes are damaged; should it panic all the same, that is an error too.
+        let opened = catch_unwind(|| open_checked(&path));
+        let handle = match opened.unwrap_or_else(|_| Err("the database panicked when it was opened".to_owned())) {
+            Ok(handle) => handle,
+            Err(problem) => return Err(damaged(dir, &problem)),
+        };
+        if new {
+            let sync = || File::open(dir)?.sync_all();
+            sync().map_err(|error| cannot_write(dir, &error))?;
+        }
+        Ok(Self { dir: dir.to_owned(), handle, _lock: lock })
+    }
+
+    fn scan_table(
+        reader: &dyn Fn() -> Result<redb::ReadTransaction, redb::TransactionError>,
+        prefix: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<(), redb::Error> {
+        let table = match reader()?.open_table(TABLE) {
+            Err(TableError::TableDoesNotExist(_)) => return Ok(()),
+            table => table?,
+        };
+        for entry in table.range(prefix..)? {
+            let (key, value) = entry?;
+            if !key.value().starts_with(prefix) {
+                break;
+            }
+            each(key.value(), value.value());
+        }
+        Ok(())
+    }
+
+    fn write(database: &Database, batch: &Batch) -> Result<(), redb::Error> {
+        let mut transaction = database.begin_write()?;
+        transaction.set_durability(Durability::Immediate)?;
+        {
+            let mut table = transaction.open_table(TABLE)?;
+            for key in &batch.deletes {
+                table.remove(&key[..])?;
+            }
+            for (key, value) in &batch.puts {
+                table.insert(&key[..], &value[..])?;
+            }
+        }
+        failpoint::reach("mid-persist");
+        transaction.commit()?;
+        Ok(())
+    }
+}
+
+impl SnapshotStore for Redb {
+    fn value_bytes_max(&self) -> usize {
+        // A page is a power of two: with its key and redb's own bytes such a value fills one, and wastes nothing.
+        32_400
+    }
+
+    fn scan(&self, prefix: &[u8], each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
+        let scanned = catch_unwind(AssertUnwindSafe(|| match &self.handle {
+            Handle::Whole(database) => Self::scan_table(&|| database.begin_read(), prefix, each),
+            Handle::Damaged(database) => Self::scan_table(&|| database.begin_read(), prefix, each),
+            Handle::Closed => Ok(()),
+        }));
+        match scanned {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(damaged(&self.dir, &error.to_string())),
+            Err(_) => Err(damaged(&self.dir, "the database panicked when it was read")),
+        }
+    }
+
+    fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
+        match &self.handle {
+            Handle::Whole(database) => Self::write(database, &batch).map_err(|error| cannot_write(&self.dir, &error)),
+            _ => Err(damaged(&self.dir, "it is damaged and was not begun anew")),
+        }
+    }
+
+    fn bytes_on_disk(&self) -> Result<u64, StoreError> {
+        allocated(&self.dir).map_err(|error| damaged(&self.dir, &error.to_string()))
+    }
+
+    fn is_damaged(&self) -> bool {
+        matches!(self.handle, Handle::Damaged(_))
+    }
+
+    fn start_over(&mut self, saved: bool) -> Result<(), StoreError> {
+        if !saved {
+            return Err(damaged(&self.dir, "its database is damaged, and no snapshot in it is whole"));
+        }
+        self.handle = Handle::Closed;
+        let path = file(&self.dir);
+        let aside = aside(&path);
+        std::fs::rename(&path, &aside).map_err(|error| cannot_write(&self.dir, &error))?;
+        tracing::error!(kept = %aside.display(), "the store is damaged: what is whole of it is carried over to a new one");
+        self.handle = open_checked(&path).map_err(|problem| damaged(&self.dir, &problem))?;
+        Ok(())
+    }
+}
+
+fn open_checked(path: &Path) -> Result<Handle, String> {
+    let explain = |error: DatabaseError| error.to_string();
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE_BYTES);
+    let mut database = builder.create(path).map_err(explain)?;
+    match database.check_integrity() {
+        Ok(_) => Ok(Handle::Whole(database)),
+        Err(_) => {
+            drop(database);
+            builder.open_read_only(path).map(Handle::Damaged).map_err(explain)
+        }
+    }
+}
+
+fn file(dir: &Path) -> PathBuf {
+    dir.join("db.redb")
+}
+
+fn damaged(dir: &Path, problem: &str) -> StoreError {
+    StoreError::Damaged { path: dir.display().to_string(), problem: problem.to_owned() }
+}
+
+fn cannot_write(dir: &Path, error: &dyn std::error::Error) -> StoreError {
+    StoreError::Write { path: dir.display().to_string(), problem: error.to_string() }
+}

@@ -1,0 +1,64 @@
+//! Published parameters as files, one a space, each replaced as a whole.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::event::Name;
+use crate::failpoint;
+use crate::router::Params;
+use crate::wire::params;
+
+/// A directory of `<space>.safetensors`.
+#[derive(Debug, Clone)]
+pub struct ParamsDir(PathBuf);
+
+impl ParamsDir {
+    /// The parameters in `dir`, which is made when there are some.
+    pub fn new(dir: &Path) -> Self {
+        Self(dir.to_owned())
+    }
+
+    /// What was last published of a space; `None` if nothing was, or nothing that can be read.
+    pub fn newest(&self, space: &Name) -> Option<Params> {
+        let path = self.path(space);
+        let bytes = std::fs::read(&path).ok()?;
+        match params::decode(&bytes) {
+            Ok(params) => Some(params),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "published parameters cannot be read and are replaced");
+                None
+            }
+        }
+    }
+
+    /// Replaces what is published of a space. A reader sees the old or the new, never a part.
+    pub fn publish(&self, space: &Name, bytes: &[u8]) -> io::Result<()> {
+        failpoint::reach("before-publish");
+        let path = self.path(space);
+        let replace = || {
+            std::fs::create_dir_all(&self.0)?;
+            replace(&path, bytes)
+        };
+        replace().map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot publish parameters to {}: {error}", path.display()))
+        })?;
+        failpoint::reach("after-publish");
+        Ok(())
+    }
+
+    fn path(&self, space: &Name) -> PathBuf {
+        self.0.join(format!("{space}.safetensors"))
+    }
+}
+
+/// Replaces a file: written beside it, synced, renamed.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let beside = path.with_extension("safetensors.new");
+    let mut file = File::create(&beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    failpoint::reach("mid-publish");
+    std::fs::rename(&beside, path)?;
+    File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+}
