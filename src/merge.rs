@@ -206,7 +206,7 @@ impl<S: Source> Merge<S> {
     /// The next event, if it is known which one that is.
     pub fn next(&mut self) -> Result<Next, S::Error> {
         loop {
-            let mut waits = false;
+            let mut pending = Vec::new();
             let mut i = 0;
             while let Some(&index) = self.active.get(i) {
                 let Some(log) = self.logs.get_mut(&index) else { break };
@@ -215,7 +215,9 @@ impl<S: Source> Merge<S> {
                     log.done(bad.start);
                     return Ok(Next::Event(bad, index));
                 }
-                waits |= known == Known::Pending;
+                if known == Known::Pending {
+                    pending.push(index);
+                }
                 if matches!(known, Known::Idle | Known::End) && log.held.is_empty() {
                     if log.gone {
                         self.logs.remove(&index);
@@ -228,7 +230,7 @@ impl<S: Source> Merge<S> {
             let earliest = self.earliest();
             if !self.rouse(earliest) {
                 return Ok(match earliest {
-                    _ if waits => Next::Wait,
+                    _ if pending.iter().any(|index| self.may_precede(*index, earliest)) => Next::Wait,
                     Some(index) => self.take(index),
                     None => Next::End,
                 });
@@ -238,9 +240,10 @@ impl<S: Source> Merge<S> {
 
     /// What it needs to go on from here.
     pub fn state(&self) -> MergeState {
-        let begun = self.logs.values().filter(|log| log.position.read > 0 && !log.gone);
+        let begun = self.logs.values().filter(|log| log.read_so_far() > 0 && !log.gone);
+        let position = |log: &Log<S>| Position { read: log.read_so_far(), ..log.position.clone() };
         MergeState {
-            positions: begun.map(|log| (log.name.clone(), log.position.clone())).collect(),
+            positions: begun.map(|log| (log.name.clone(), position(log))).collect(),
             last_ms: self.last_ms,
             out_of_order: self.out_of_order,
         }
@@ -261,6 +264,13 @@ impl<S: Source> Merge<S> {
             self.activate(index);
         }
         its_turn
+    }
+
+    /// Whether a log that is pending may yet bring something that goes before what is earliest now.
+    fn may_precede(&self, pending: usize, earliest: Option<usize>) -> bool {
+        let due_ms = earliest.and_then(|index| self.logs.get(&index)?.earliest_ms());
+        let newest_ms = self.logs.get(&pending).and_then(|log| log.position.newest_ms);
+        due_ms.is_none_or(|due_ms| newest_ms <= Some(due_ms.saturating_add_unsigned(self.reorder_ms)))
     }
 
     fn activate(&mut self, index: usize) {
@@ -303,6 +313,11 @@ impl<S: Source> Log<S> {
             }
         }
         Ok(Known::Enough)
+    }
+
+    /// How far it was read, in this life or the one before.
+    fn read_so_far(&self) -> u64 {
+        self.position.read.max(self.resume)
     }
 
     fn hold(&mut self, event: Sourced) {
@@ -525,11 +540,11 @@ mod tests {
 
     #[test]
     fn what_may_come_is_waited_for_and_what_is_idle_is_not() {
-        let logs = [vec![Some((10, 1)), Some((100, 2))], vec![Some((20, 3))]];
+        let logs = [vec![Some((5, 1)), Some((100, 2))], vec![Some((20, 3))]];
         let mut merge = merge(&logs, 10, &MergeState::default());
         merge.source_mut(1).unwrap().at_end = Read::Pending;
         merge.source_mut(0).unwrap().at_end = Read::Idle;
-        assert_eq!(next(&mut merge), Some((Some((10, "r1".to_owned())), 0, 0)));
+        assert_eq!(next(&mut merge), Some((Some((5, "r1".to_owned())), 0, 0)), "nothing in order can precede it");
         assert_eq!(merge.next(), Ok(Next::Wait), "the second log may yet bring something before its 20");
         merge.source_mut(1).unwrap().events.push(Some((40, 4)));
         assert_eq!(next(&mut merge), Some((Some((20, "r3".to_owned())), 1, 0)));

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// A learning rate eta_t.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Rate {
     /// The same for ever.
     Constant(f64),

@@ -55,15 +55,16 @@ impl Directory {
 
     /// Looks for what is new: adds logs, wakes those that have grown, follows those that were renamed or compressed.
     pub fn scan(&mut self, merge: &mut Merge<LogFile>) -> io::Result<()> {
-        for side in [Side::Query, Side::Reward] {
-            let files = self.list(side)?;
-            // Names that are there as they were come first: only what is then left over can be a renamed one.
-            let present: BTreeSet<String> = files.iter().map(|file| file.name.clone()).collect();
-            for file in files {
-                self.follow(side, file, &present, merge)?;
-            }
+        let mut files = self.list(Side::Query)?;
+        files.extend(self.list(Side::Reward)?);
+        let listing = Listing {
+            names: files.iter().map(|file| file.name.clone()).collect(),
+            paths: files.iter().map(|file| (file.path.clone(), file.name.clone())).collect(),
+        };
+        for file in files {
+            self.follow(file, &listing, merge)?;
         }
-        self.let_go(merge);
+        self.let_go(&listing, merge);
         Ok(())
     }
 
@@ -72,20 +73,14 @@ impl Directory {
         self.waiting.keys().map(String::as_str)
     }
 
-    fn follow(
-        &mut self,
-        side: Side,
-        file: Found,
-        present: &BTreeSet<String>,
-        merge: &mut Merge<LogFile>,
-    ) -> io::Result<()> {
-        let name = self.known_name(&file.name, present);
+    fn follow(&mut self, file: Found, listing: &Listing, merge: &mut Merge<LogFile>) -> io::Result<()> {
+        let name = self.known_name(&file.name, &listing.names);
         if let Some(log) = self.logs.get_mut(&name) {
-            if log.path != file.path && !log.path.exists() {
+            if log.path != file.path && !listing.holds(&log.path, &name) {
                 if let Some(source) = merge.source_mut(log.index) {
                     source.move_to(&file.path);
                 }
-                log.path = file.path;
+                (log.path, log.length) = (file.path, file.length);
                 merge.wake(log.index);
             } else if log.path == file.path && log.length != file.length {
                 log.length = file.length;
@@ -95,7 +90,7 @@ impl Directory {
         }
         let position = self.waiting.remove(&name);
         let mut source =
-            LogFile::new(&file.path, side, self.parser.clone(), self.at_end, position.as_ref(), Arc::new(AtomicU64::new(0)));
+            LogFile::new(&file.path, file.side, self.parser.clone(), self.at_end, position.as_ref(), Arc::new(AtomicU64::new(0)));
         let first_ms = if position.is_none() { source.first_ms()? } else { None };
         let index = merge.add(name.clone(), source, position, first_ms);
         self.logs.insert(name, Followed { index, path: file.path, length: file.length });
@@ -113,16 +108,16 @@ impl Directory {
         renamed.next().map_or_else(|| name.to_owned(), Clone::clone)
     }
 
-    fn let_go(&mut self, merge: &mut Merge<LogFile>) {
+    fn let_go(&mut self, listing: &Listing, merge: &mut Merge<LogFile>) {
         self.logs.retain(|name, log| {
-            let there = log.path.exists();
+            let there = listing.holds(&log.path, name);
             if !there {
                 tracing::info!(log = name.as_str(), "the file is gone: its position is forgotten");
                 merge.forget(log.index);
             }
             there
         });
-        self.seen.retain(|path, _| path.exists());
+        self.seen.retain(|path, _| listing.paths.contains_key(path));
     }
 
     /// The files of a side that have at least one line, by their path.
@@ -149,17 +144,31 @@ impl Directory {
         let same = |seen: &&mut Seen| seen.inode == inode && seen.length <= length;
         if let Some(seen) = self.seen.get_mut(path).filter(same) {
             seen.length = length;
-            return Ok(Some(Found { path: path.to_owned(), length, name: seen.name.clone() }));
+            return Ok(Some(Found { side, path: path.to_owned(), length, name: seen.name.clone() }));
         }
         let Some(print) = fingerprint(path, self.at_end)? else { return Ok(None) };
         let name = log_name(side, base, print);
         self.seen.insert(path.to_owned(), Seen { inode, length, name: name.clone() });
-        Ok(Some(Found { path: path.to_owned(), length, name }))
+        Ok(Some(Found { side, path: path.to_owned(), length, name }))
+    }
+}
+
+/// What is in the directory at present.
+struct Listing {
+    names: BTreeSet<String>,
+    paths: BTreeMap<PathBuf, String>,
+}
+
+impl Listing {
+    /// Whether a file still holds the log of this name.
+    fn holds(&self, path: &Path, name: &str) -> bool {
+        self.paths.get(path).is_some_and(|found| same_beginning(found, name))
     }
 }
 
 /// A file that holds a log.
 struct Found {
+    side: Side,
     path: PathBuf,
     length: u64,
     name: String,
@@ -252,12 +261,12 @@ mod tests {
     fn grows_rotates_and_restarts_without_loss_or_repeat() {
         for restart in [false, true] {
             let mut fixture = Fixture::new();
-            let mut pause = |fixture: &mut Fixture| {
+            let pause = |fixture: &mut Fixture| {
                 if restart {
                     fixture.restart();
                 }
             };
-            assert_eq!(fixture.read(), []);
+            assert!(fixture.read().is_empty());
             fixture.add("a.jsonl", 0..3);
             assert_eq!(fixture.read(), [0, 1, 2]);
             pause(&mut fixture);
@@ -283,10 +292,10 @@ mod tests {
             assert_eq!(fixture.read(), [10, 11]);
             pause(&mut fixture);
             std::fs::remove_file(fixture.path("a.1.jsonl")).unwrap();
-            assert_eq!(fixture.read(), []);
+            assert!(fixture.read().is_empty());
             pause(&mut fixture);
             assert_eq!(fixture.merge.state().positions.len(), if restart { 0 } else { 2 });
-            assert_eq!(fixture.read(), []);
+            assert!(fixture.read().is_empty());
         }
     }
 
@@ -308,6 +317,6 @@ mod tests {
         fixture.add(".hidden.jsonl", 0..3);
         std::fs::write(fixture.path("empty.jsonl"), "").unwrap();
         std::fs::write(fixture.path("torn.jsonl"), "{\"request_id\"").unwrap();
-        assert_eq!(fixture.read(), []);
+        assert!(fixture.read().is_empty());
     }
 }

@@ -445,7 +445,20 @@ mod tests {
         ] {
             assert_eq!(parser(set).reward(text.as_bytes(), None).unwrap_err().reason(), reason, "{text}");
         }
-        assert!(parser(reject).reward(br#"{"request_id":"r","ts_ms":1,"reward":5}"#).is_ok());
+        assert!(parser(reject).reward(br#"{"request_id":"r","ts_ms":1,"reward":5}"#, None).is_ok());
+    }
+
+    #[test]
+    fn the_records_time_fills_in_and_bounds() {
+        let reward = |text: &str, record_ms| parser("[join]\nfuture_ms = 10").reward(text.as_bytes(), record_ms);
+        let timed = r#"{"request_id":"r","ts_ms":100,"reward":1}"#;
+        let timeless = r#"{"request_id":"r","reward":1}"#;
+        assert_eq!(reward(timeless, Some(7)).unwrap().ts_ms, 7);
+        assert_eq!(reward(timeless, None).unwrap_err().reason(), "missing-field");
+        assert_eq!(reward(timed, Some(1_000_000)).unwrap().ts_ms, 100, "the past may be as far as it likes");
+        assert_eq!(reward(timed, Some(90)).unwrap().ts_ms, 100);
+        assert_eq!(reward(timed, Some(89)).unwrap_err(), Bad::FutureTime { ahead_ms: 11, most_ms: 10 });
+        assert_eq!(reward(timed, Some(i64::MIN)).unwrap_err().reason(), "future-time");
     }
 
     #[test]
@@ -461,14 +474,14 @@ mod tests {
         let text = r#"{"meta":{"trace":["t-9"]},"ts_ms":5,"embedding":[1],"model":"bge","p":0.25}"#;
         let event = parser(set).query(text.as_bytes(), None).unwrap();
         assert_eq!((event.request_id.as_str(), event.propensities), ("t-9", Propensities::Chosen(0.25)));
-        let unknown = parser(set).query(text.replace(",\"p\":0.25", "").as_bytes()).unwrap();
+        let unknown = parser(set).query(text.replace(",\"p\":0.25", "").as_bytes(), None).unwrap();
         assert_eq!(unknown.propensities, Propensities::Unknown);
-        let bad = parser(set).query(text.replace("0.25", "0").as_bytes()).unwrap_err();
+        let bad = parser(set).query(text.replace("0.25", "0").as_bytes(), None).unwrap_err();
         assert_eq!(bad.reason(), "bad-propensities");
         let reject = set.replace("uniform", "reject");
         assert_eq!(parser(&reject).query(text.as_bytes(), None).unwrap_err().reason(), "missing-propensities");
         let with_policy = text.replace("\"p\":", "\"policy\":{\"bge\":1},\"p\":");
-        assert!(parser(&reject).query(with_policy.as_bytes()).is_ok());
+        assert!(parser(&reject).query(with_policy.as_bytes(), None).is_ok());
     }
 
     proptest! {
