@@ -30,8 +30,8 @@ use crate::joiner::{BadJoin, JoinCounts, JoinHead, Joined, Joiner, Payload, Reco
 use crate::learner::{BadState, Trainer};
 use crate::router::Policy;
 use crate::wire::envelope::{self, Damaged, Kind};
-use crate::wire::export::Spectrum;
 use crate::wire::events::{Bad, Parser, Propensities, QueryEvent, RewardEvent};
+use crate::wire::export::Spectrum;
 
 /// Which input an event came in by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

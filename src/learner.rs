@@ -183,7 +183,8 @@ impl Trainer {
         };
         mismatch("learner.algorithm", &saved.algorithm, &spec.algorithm())?;
         mismatch("learner.dim", &saved.dim, &spec.dim)?;
-        let fits = |lesson: &Lesson| lesson.is_sound() && lesson.example.check_shape(spec.dim, spec.models.len()).is_ok();
+        let fits =
+            |lesson: &Lesson| lesson.is_sound() && lesson.example.check_shape(spec.dim, spec.models.len()).is_ok();
         if !saved.book.is_sound() || !saved.book.pending.iter().all(fits) {
             return Err(BadState::Shape);
         }

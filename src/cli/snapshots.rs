@@ -283,7 +283,9 @@ fn import(dir: &Path, config: &Config, space: Name, from: &Path) -> anyhow::Resu
             (crate::runner::FILE_LANE.to_owned(), head, Engine::new(settings))
         }
     };
-    engine.import(space.clone(), &export.eigens, export.dim).with_context(|| format!("{} does not fit", from.display()))?;
+    engine
+        .import(space.clone(), &export.eigens, export.dim)
+        .with_context(|| format!("{} does not fit", from.display()))?;
     head.epoch += 1;
     head.publications.remove(&space);
     let generation = archive.commit(&lane, &head.seal(), engine.take_changes())?;

@@ -68,4 +68,3 @@ pub fn table(engine: &Engine, out_of_order: u64) -> Table {
         )),
     }
 }
-

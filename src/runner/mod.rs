@@ -78,8 +78,7 @@ impl Runner {
             snapshots = Some(opened);
         }
         let fresh = restored.is_none();
-        let (engine, mut head) =
-            restored.unwrap_or_else(|| (Engine::new(settings.clone()), LaneHead::default()));
+        let (engine, mut head) = restored.unwrap_or_else(|| (Engine::new(settings.clone()), LaneHead::default()));
         let mut audit = places.audit.as_deref().map(Appender::new);
         if let Some(log) = &mut audit {
             cut_audit(log, &mut head, fresh)?;
@@ -226,7 +225,9 @@ impl Runner {
 
     /// Begins a new epoch if routers have seen parameters that are ahead of this state.
     fn meet_published(&mut self, dir: &ParamsDir) {
-        for space in self.engine.names().cloned().chain(self.settings.spaces.keys().cloned()).chain([Name::default_space()]) {
+        for space in
+            self.engine.names().cloned().chain(self.settings.spaces.keys().cloned()).chain([Name::default_space()])
+        {
             let Some(seen) = dir.newest(&space) else { continue };
             let version = self.engine.version(&space).unwrap_or(0);
             let revision = self.head.publications.get(&space).map_or(0, |last| last.revision);
@@ -291,7 +292,11 @@ fn cut_audit(log: &mut Appender, head: &mut LaneHead, fresh: bool) -> io::Result
     let keep = if fresh { u64::MAX } else { head.audit_bytes };
     let length = log.cut(keep)?;
     if !fresh && length < head.audit_bytes {
-        tracing::error!(length, expected = head.audit_bytes, "audit.applied_log is shorter than it was: lines are lost");
+        tracing::error!(
+            length,
+            expected = head.audit_bytes,
+            "audit.applied_log is shorter than it was: lines are lost"
+        );
     }
     head.audit_bytes = length.min(keep);
     Ok(())

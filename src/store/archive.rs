@@ -126,7 +126,9 @@ impl<S: SnapshotStore> Archive<S> {
         let found = records.values().fold(0_u64, |sum, (checksum, _)| sum.wrapping_add(*checksum));
         if (records.len() as u64, found) != (count, sum) {
             let found = records.len();
-            return damaged(format!("of its {count} records {found} were found, and {bad} do not match their checksums"));
+            return damaged(format!(
+                "of its {count} records {found} were found, and {bad} do not match their checksums"
+            ));
         }
         let records = records.into_iter().map(|(key, (_, value))| (key, value)).collect();
         Ok(Ok(Snapshot { generation, head, records }))

@@ -91,7 +91,9 @@ pub enum StoreError {
         newest: u16,
     },
     /// It cannot be written.
-    #[error("the store {path} cannot be written: {problem}. What was acknowledged before is intact: mend this and start again")]
+    #[error(
+        "the store {path} cannot be written: {problem}. What was acknowledged before is intact: mend this and start again"
+    )]
     Write {
         /// Where it is.
         path: String,

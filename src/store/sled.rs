@@ -66,7 +66,8 @@ impl SnapshotStore for Sled {
     }
 
     fn scan(&self, prefix: &[u8], each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
-        let scan = || self.database.scan_prefix(prefix).try_for_each(|entry| entry.map(|(key, value)| each(&key, &value)));
+        let scan =
+            || self.database.scan_prefix(prefix).try_for_each(|entry| entry.map(|(key, value)| each(&key, &value)));
         match catch_unwind(AssertUnwindSafe(scan)) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(damaged(&self.dir, &error.to_string())),

@@ -50,7 +50,9 @@ impl Directory {
 
     /// Makes the directories that are not there.
     pub fn create(&self) -> io::Result<()> {
-        [Side::Query, Side::Reward].into_iter().try_for_each(|side| std::fs::create_dir_all(self.dir.join(folder(side))))
+        [Side::Query, Side::Reward]
+            .into_iter()
+            .try_for_each(|side| std::fs::create_dir_all(self.dir.join(folder(side))))
     }
 
     /// Looks for what is new: adds logs, wakes those that have grown, follows those that were renamed or compressed.
@@ -89,8 +91,14 @@ impl Directory {
             return Ok(());
         }
         let position = self.waiting.remove(&name);
-        let mut source =
-            LogFile::new(&file.path, file.side, self.parser.clone(), self.at_end, position.as_ref(), Arc::new(AtomicU64::new(0)));
+        let mut source = LogFile::new(
+            &file.path,
+            file.side,
+            self.parser.clone(),
+            self.at_end,
+            position.as_ref(),
+            Arc::new(AtomicU64::new(0)),
+        );
         let first_ms = if position.is_none() { source.first_ms()? } else { None };
         let index = merge.add(name.clone(), source, position, first_ms);
         self.logs.insert(name, Followed { index, path: file.path, length: file.length });

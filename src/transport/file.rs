@@ -40,6 +40,7 @@ pub struct LogFile {
     start: u64,
     line: u64,
     grew: Instant,
+    ended: bool,
 }
 
 /// An open file, and the beginning of a line whose end has not come yet.
@@ -84,6 +85,7 @@ impl LogFile {
             start,
             line,
             grew: Instant::now(),
+            ended: false,
         }
     }
 
@@ -135,7 +137,7 @@ impl LogFile {
     fn ended(&mut self) -> Read {
         match self.at_end {
             AtEnd::Complete | AtEnd::Stop => {
-                self.lines = None;
+                (self.lines, self.ended) = (None, true);
                 Read::End
             }
             AtEnd::Follow { idle } if self.grew.elapsed() < idle => Read::Pending,
@@ -152,6 +154,9 @@ impl Source for LogFile {
     type Error = io::Error;
 
     fn read(&mut self) -> io::Result<Read> {
+        if self.ended {
+            return Ok(Read::End);
+        }
         let most = self.parser.bytes_max();
         let (start, line, length) = match self.next_line() {
             Ok(Some(line)) => line,

@@ -68,8 +68,7 @@ pub fn decode(bytes: &[u8]) -> Result<Export, BadParams> {
         return Err(bad("format_version", "was written by a newer version: upgrade pointsman"));
     }
     let dim: usize = text("dim")?.parse().map_err(|_| bad("dim", "is no number"))?;
-    let models: Vec<Name> =
-        serde_json::from_str(text("models")?).map_err(|error| bad("models", &error.to_string()))?;
+    let models: Vec<Name> = serde_json::from_str(text("models")?).map_err(|error| bad("models", &error.to_string()))?;
     let eigens = models.into_iter().map(|model| {
         let spectrum = spectrum(&tensors, &model, dim)?;
         Ok((model, spectrum))
@@ -85,7 +84,8 @@ fn spectrum(tensors: &SafeTensors, model: &Name, dim: usize) -> Result<Spectrum,
         if tensor.dtype() != Dtype::F64 {
             return Err(bad("must be of f64"));
         }
-        let values: Vec<f64> = tensor.data().as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
+        let values: Vec<f64> =
+            tensor.data().as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
         if values.iter().any(|x| !x.is_finite()) {
             return Err(bad("holds a number that is not finite"));
         }
