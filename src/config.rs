@@ -38,6 +38,82 @@ pub struct Config {
     pub audit: AuditConfig,
     /// Where events come from and parameters go.
     pub transport: TransportConfig,
+    /// How queries are routed.
+    pub router: RouterConfig,
+    /// How HTTP is served.
+    pub http: HttpConfig,
+}
+
+/// `[router]`, as written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouterConfig {
+    /// Key of the draws.
+    pub key: Secret,
+    /// The model that is played before there are parameters; without it all alike.
+    pub fallback_model: Option<String>,
+    /// How long decisions are remembered.
+    pub remember_ms: u64,
+    /// Most decisions that are remembered.
+    pub remember_max: usize,
+}
+
+impl Default for RouterConfig {
+    fn default() -> Self {
+        let key = Secret("pointsman".to_owned());
+        Self { key, fallback_model: None, remember_ms: 600_000, remember_max: 100_000 }
+    }
+}
+
+/// `[http]`, as written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HttpConfig {
+    /// Address and port.
+    pub listen: String,
+    /// What callers must bring as a bearer token; empty: nothing.
+    pub token: Secret,
+    /// Most bytes of a request's body.
+    pub body_bytes_max: usize,
+    /// Most requests a second; 0: as many as come.
+    pub requests_per_s_max: u32,
+    /// How long a request may take.
+    pub timeout_ms: u64,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:9464".to_owned(),
+            token: Secret::default(),
+            body_bytes_max: 4 << 20,
+            requests_per_s_max: 0,
+            timeout_ms: 5000,
+        }
+    }
+}
+
+/// Text that is not to be shown.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.shown())
+    }
+}
+
+impl Secret {
+    fn shown(&self) -> &'static str {
+        if self.0.is_empty() { "" } else { "***" }
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.shown())
+    }
 }
 
 /// `[snapshot]`: whichever comes first; each is followed by a publication.
@@ -147,13 +223,27 @@ impl Default for FileTransportConfig {
 pub struct EventsConfig {
     /// Most bytes of one event.
     pub bytes_max: usize,
+    /// What a router does whose queue of events is full.
+    pub on_full: OnFull,
+    /// Most events in that queue.
+    pub queue_max: usize,
     /// Where an event's fields are.
     pub fields: Fields,
 }
 
+/// `events.on_full`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnFull {
+    /// The request is refused.
+    Reject,
+    /// It is answered, its event is dropped and counted.
+    Drop,
+}
+
 impl Default for EventsConfig {
     fn default() -> Self {
-        Self { bytes_max: 1 << 20, fields: Fields::default() }
+        Self { bytes_max: 1 << 20, on_full: OnFull::Reject, queue_max: 10_000, fields: Fields::default() }
     }
 }
 
@@ -568,6 +658,16 @@ impl Config {
         within("snapshot.every_updates", self.snapshot.every_updates, 1, u64::MAX)?;
         within("snapshot.every_ms", self.snapshot.every_ms, 1, u64::MAX)?;
         within("snapshot.keep", self.snapshot.keep, 1, 1000)?;
+        within("events.queue_max", self.events.queue_max, 1, 10_000_000)?;
+        within("http.body_bytes_max", self.http.body_bytes_max, 64, 1 << 30)?;
+        within("http.timeout_ms", self.http.timeout_ms, 1, 3_600_000)?;
+        within("router.remember_max", self.router.remember_max, 1, 100_000_000)?;
+        if !(1..=64).contains(&self.router.key.0.len()) {
+            return Err(bad("router.key", "***", "must have 1 to 64 bytes"));
+        }
+        if let Some(model) = self.router.fallback_model.as_ref().filter(|model| !self.learner.models.contains(model)) {
+            return Err(bad("router.fallback_model", model, "one of learner.models"));
+        }
         within("transport.file.poll_ms", self.transport.file.poll_ms, 1, 60_000)?;
         Ok(Settings {
             learner: self.learner.check()?,

@@ -66,6 +66,8 @@ pub mod event;
 #[cfg(feature = "daemon")]
 mod failpoint;
 pub mod hpg;
+#[cfg(feature = "daemon")]
+pub mod http;
 pub mod joiner;
 pub mod learner;
 pub mod merge;

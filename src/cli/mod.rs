@@ -6,6 +6,7 @@ mod learn;
 mod params;
 mod progress;
 mod replay;
+mod route;
 mod settings;
 mod snapshots;
 mod summary;
@@ -47,6 +48,7 @@ struct Common {
 enum Command {
     Demo(Box<demo::Args>),
     Learn(learn::Args),
+    Route(route::Args),
     Replay(replay::Args),
     Snapshots(snapshots::Args),
     Params(params::Args),
@@ -75,6 +77,7 @@ impl Cli {
         match self.command {
             Command::Demo(args) => demo::run(&args, &config),
             Command::Learn(args) => learn::run(&args, &config),
+            Command::Route(args) => route::run(&args, &config),
             Command::Replay(args) => replay::run(&args, &config),
             Command::Snapshots(args) => snapshots::run(&args, &config),
             Command::Params(args) => params::run(&args, &config),

@@ -2,10 +2,7 @@
 
 use crate::event::Query;
 use crate::learner::{Learner, LearnerState, Lesson};
-use crate::router::ScoreForm;
-
-/// A score beside which the others' share is below the precision of f64.
-const CERTAIN: f64 = 1000.0;
+use crate::router::{ALWAYS, ScoreForm};
 
 /// Every model with the same probability.
 #[derive(Debug, Clone)]
@@ -42,14 +39,14 @@ pub struct Fixed {
 impl Learner for Fixed {
     fn scores(&self, _query: &Query, scores: &mut [f64]) {
         scores.fill(0.0);
-        scores[self.model] = CERTAIN;
+        scores[self.model] = f64::from(ALWAYS);
     }
 
     fn apply(&mut self, _batch: &[Lesson], _version: u64) {}
 
     fn score_forms(&self) -> Vec<ScoreForm> {
         let mut forms = vec![ScoreForm::default(); self.models];
-        forms[self.model].bias = CERTAIN as f32;
+        forms[self.model].bias = ALWAYS;
         forms
     }
 

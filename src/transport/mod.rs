@@ -4,3 +4,4 @@ pub mod append;
 pub mod directory;
 pub mod file;
 pub mod params;
+pub mod writer;

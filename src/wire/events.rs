@@ -171,7 +171,7 @@ impl Bad {
 const SUM_TOLERANCE: f64 = 1e-6;
 
 /// Longest request or event id, in bytes.
-const ID_MAX: usize = 256;
+pub const ID_MAX: usize = 256;
 
 /// Reads events.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use pointsman::config::{Config, JoinConfig, LearnerConfig, LearningRate};
+use pointsman::config::{Config, JoinConfig, LearnerConfig, LearningRate, RouterConfig};
 use pointsman::hpg::gradient::Baseline;
 
 fn default_toml() -> String {
@@ -34,7 +34,8 @@ fn default_toml_documents_every_key_and_only_those() {
         ..LearnerConfig::default()
     };
     let join = JoinConfig { remember_ms: Some(1), ..JoinConfig::default() };
-    let complete = toml::Table::try_from(Config { learner, join, ..Config::default() }).unwrap();
+    let router = RouterConfig { fallback_model: Some(String::new()), ..RouterConfig::default() };
+    let complete = toml::Table::try_from(Config { learner, join, router, ..Config::default() }).unwrap();
     let optional_key = |line: &str| {
         let text = line.strip_prefix("# ")?;
         let (key, _) = text.split_once(" = ")?;

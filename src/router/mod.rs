@@ -8,8 +8,21 @@
 //! ```
 //!
 //! Learners export their policy in this one form, so that a router needs to know nothing of how it was learned.
+//!
+//! [`Params`] are that form, in the plainest arithmetic; [`Compiled`] is the same for speed; [`Router`] holds those of
+//! many spaces, takes in newer ones while it routes, and remembers recent decisions.
+
+mod compiled;
+mod draw;
+mod live;
+mod recent;
 
 use serde::{Deserialize, Serialize};
+
+pub use compiled::Compiled;
+pub use draw::{BadKey, DrawKey};
+pub use live::{Answer, Router};
+pub use recent::{Recent, RecentSpec};
 
 use crate::event::{BadQuery, Name, Query};
 
@@ -70,6 +83,18 @@ pub struct Policy {
     /// The score of each model.
     pub scores: Vec<ScoreForm>,
 }
+
+impl Policy {
+    /// One that knows nothing yet: every model alike, or one that is always played.
+    pub fn unlearned(models: usize, always: Option<usize>) -> Self {
+        let bias = |m: usize| if Some(m) == always { ALWAYS } else { 0.0 };
+        let scores = (0..models).map(|m| ScoreForm { bias: bias(m), ..ScoreForm::default() }).collect();
+        Self { sampling: Sampling::Softmax, floor: 0.0, floor_distribution: uniform(models), scores }
+    }
+}
+
+/// A score before which all others vanish.
+pub const ALWAYS: f32 = 1000.0;
 
 /// What a stateless router needs to route the queries of one space.
 #[derive(Debug, Clone, PartialEq)]

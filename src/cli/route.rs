@@ -1,0 +1,151 @@
+//! `pointsman route`: the router sidecar.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use rand::RngExt;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::Failure;
+use crate::config::{Config, Settings};
+use crate::http::sidecar::Sidecar;
+use crate::router::{DrawKey, Router};
+use crate::transport::writer::EventWriter;
+use crate::wire::params;
+
+/// Run the router sidecar: answers over HTTP which model a query goes to, and logs the decision
+///
+/// Reads params/<space>.safetensors under transport.file.dir, and again when they are replaced; writes decisions to
+/// queries/ and rewards to rewards/ there, for `learn`. Listens on http.listen (loopback unless configured). SIGTERM or
+/// SIGINT ends it, after open requests.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Be ready before there are any parameters: route uniformly (or to router.fallback_model) until they come
+    #[arg(long)]
+    serve_uniform: bool,
+}
+
+const EXAMPLES: &str = "Example:
+  pointsman route --config shop.toml --serve-uniform &
+  curl -s localhost:9464/v1/route -d '{\"query\": [0.1, 0.2, ...]}'
+  curl -s localhost:9464/v1/rewards -d '{\"request_id\": \"...\", \"reward\": 1}'
+
+GET /openapi.json describes all paths.";
+
+/// How long open requests may take to end.
+const DRAIN: Duration = Duration::from_secs(4);
+
+/// Runs the command.
+pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+    let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
+    let key = DrawKey::new(config.router.key.0.as_bytes()).map_err(|e| Failure::Usage(e.into()))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
+    Ok(runtime.block_on(serve(args, config, settings, Router::new(key)))?)
+}
+
+async fn serve(args: &Args, config: &Config, settings: Settings, router: Router) -> anyhow::Result<()> {
+    let file = &config.transport.file;
+    let router = Arc::new(router);
+    let ready = Arc::new(AtomicBool::new(args.serve_uniform));
+    let instance = format!("router-{}-{:08x}", std::process::id(), rand::rng().random::<u32>());
+    let (writer, thread) = EventWriter::start(&file.dir, &instance, config.events.queue_max)
+        .with_context(|| format!("cannot write events to {} (transport.file.dir)", file.dir.display()))?;
+    let mut watch = Watch::new(&file.dir.join("params"));
+    watch.look(&router);
+    ready.fetch_or(watch.found(), Ordering::Relaxed);
+    let sidecar = Arc::new(Sidecar::new(config, settings, router.clone(), ready.clone(), writer));
+    let listen = &config.http.listen;
+    let listener =
+        TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen} (http.listen)"))?;
+    tracing::info!(listen = %listener.local_addr()?, dir = %file.dir.display(), "routing");
+    let poll = Duration::from_millis(file.poll_ms);
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(poll).await;
+            let (seen, known) = (router.clone(), watch);
+            // Reading and laying out parameters takes milliseconds: not on a thread that answers.
+            let Ok(after) = tokio::task::spawn_blocking(move || {
+                let mut watch = known;
+                watch.look(&seen);
+                watch
+            })
+            .await
+            else {
+                return;
+            };
+            watch = after;
+            ready.fetch_or(watch.found(), Ordering::Relaxed);
+        }
+    });
+    let (stopping, stopped) = tokio::sync::oneshot::channel();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping");
+        let _ = stopping.send(());
+    };
+    let serving = sidecar.serve(listener, stop);
+    tokio::select! {
+        served = serving => served?,
+        () = async { let _ = stopped.await; tokio::time::sleep(DRAIN).await } => {
+            tracing::warn!("some requests did not end in time");
+            return Ok(());
+        }
+    }
+    tokio::task::spawn_blocking(move || thread.finish()).await?
+}
+
+/// Looks for parameters that were replaced.
+struct Watch {
+    dir: PathBuf,
+    seen: BTreeMap<PathBuf, (u64, u64, i64)>,
+    found: bool,
+}
+
+impl Watch {
+    fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), seen: BTreeMap::new(), found: false }
+    }
+
+    /// Whether any parameters were read so far.
+    fn found(&self) -> bool {
+        self.found
+    }
+
+    fn look(&mut self, router: &Router) {
+        // Before the first publication there is no directory.
+        let Ok(entries) = std::fs::read_dir(&self.dir) else { return };
+        for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
+            if path.extension().is_none_or(|extension| extension != "safetensors") {
+                continue;
+            }
+            let Ok(metadata) = std::fs::metadata(&path) else { continue };
+            let state = (metadata.ino(), metadata.len(), metadata.mtime_nsec());
+            if self.seen.get(&path) == Some(&state) {
+                continue;
+            }
+            let read = std::fs::read(&path).context("cannot read").and_then(|bytes| Ok(params::decode(&bytes)?));
+            match read {
+                Ok(params) => {
+                    let (space, version) = (params.space.to_string(), params.version);
+                    let taken = router.offer(params);
+                    tracing::debug!(space, version, taken, "parameters");
+                    self.found = true;
+                }
+                Err(error) => tracing::error!(path = %path.display(), "parameters cannot be used: {error:#}"),
+            }
+            self.seen.insert(path, state);
+        }
+    }
+}

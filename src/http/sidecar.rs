@@ -1,0 +1,534 @@
+//! The router sidecar: which model for this query? And what did it earn?
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::Router as Routes;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Query, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use base64::Engine as _;
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use rand::RngExt;
+use serde::de::{DeserializeOwned, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
+use subtle::ConstantTimeEq;
+use tokio::net::TcpListener;
+use tower_http::timeout::TimeoutLayer;
+
+use super::Problem;
+use super::metrics::Metrics;
+use crate::config::{Config, OnFull, Settings};
+use crate::engine::Side;
+use crate::event::{BadQuery, Name};
+use crate::router::{Answer, Compiled, Recent, RecentSpec, Router};
+use crate::transport::writer::{EventWriter, NotWritten};
+use crate::wire::events::ID_MAX;
+
+/// Most queries in a batch.
+const BATCH_MAX: usize = 1000;
+
+/// What all requests share.
+pub struct Sidecar {
+    /// The parameters.
+    pub router: Arc<Router>,
+    /// Set once parameters were read, or are not waited for.
+    pub ready: Arc<AtomicBool>,
+    settings: Settings,
+    config: Config,
+    recent: Recent<Arc<Decided>>,
+    writer: EventWriter,
+    metrics: Metrics,
+    limit: Option<DefaultDirectRateLimiter>,
+    started: Instant,
+}
+
+/// A decision as it is answered and remembered.
+#[derive(Debug, Serialize)]
+struct Decided {
+    request_id: String,
+    space: Name,
+    model: Name,
+    propensity: f64,
+    propensities: BTreeMap<Name, f64>,
+    params_version: u64,
+    params_epoch: u64,
+}
+
+impl Sidecar {
+    /// A sidecar that routes by `router` and writes to `writer`.
+    pub fn new(
+        config: &Config,
+        settings: Settings,
+        router: Arc<Router>,
+        ready: Arc<AtomicBool>,
+        writer: EventWriter,
+    ) -> Self {
+        let spec = RecentSpec { max: config.router.remember_max, keep_ms: config.router.remember_ms };
+        let limit = NonZeroU32::new(config.http.requests_per_s_max).map(|n| RateLimiter::direct(Quota::per_second(n)));
+        Self {
+            router,
+            ready,
+            settings,
+            recent: Recent::new(spec, rand::rng().random()),
+            writer,
+            metrics: Metrics::new(),
+            limit,
+            config: config.clone(),
+            started: Instant::now(),
+        }
+    }
+
+    /// Serves until `stop` comes, then lets open requests end.
+    pub async fn serve(
+        self: Arc<Self>,
+        listener: TcpListener,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> std::io::Result<()> {
+        axum::serve(listener, self.routes()).with_graceful_shutdown(stop).await
+    }
+
+    fn routes(self: Arc<Self>) -> Routes {
+        let guarded = Routes::new()
+            .route("/v1/route", post(route))
+            .route("/v1/route:batch", post(route_batch))
+            .route("/v1/rewards", post(reward))
+            .route("/v1/status", get(status))
+            .route("/metrics", get(metrics))
+            .layer(middleware::from_fn_with_state(self.clone(), guard));
+        let open = Routes::new()
+            .route("/live", get(|| async { "live\n" }))
+            .route("/ready", get(ready))
+            .route("/openapi.json", get(openapi));
+        let http = &self.config.http;
+        let timeout =
+            TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_millis(http.timeout_ms));
+        let limit = DefaultBodyLimit::max(http.body_bytes_max);
+        guarded
+            .merge(open)
+            .fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "there is no such path; see /openapi.json") })
+            .method_not_allowed_fallback(|| async {
+                Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method; see /openapi.json")
+            })
+            .layer(limit)
+            .layer(timeout)
+            .with_state(self)
+    }
+
+    /// Takes decisions on queries that are all good, and writes the events of those that are new.
+    async fn decide(&self, requests: Vec<Asked>) -> Result<Vec<Arc<Decided>>, Problem> {
+        let mut decided = Vec::with_capacity(requests.len());
+        let mut fresh: Vec<(Name, String)> = Vec::new();
+        let mut lines = Vec::new();
+        for asked in &requests {
+            let now_ms = now_ms();
+            let decide = || {
+                self.answer(asked).map(|answer| {
+                    lines.push(event_line(asked, &answer, now_ms));
+                    Arc::new(Decided::new(asked, &answer))
+                })
+            };
+            match self.recent.get_or(&asked.space, &asked.request_id, now_ms, decide) {
+                Ok((decision, true)) => {
+                    fresh.push((asked.space.clone(), asked.request_id.clone()));
+                    decided.push(decision);
+                }
+                Ok((decision, false)) => {
+                    self.metrics.repeat();
+                    decided.push(decision);
+                }
+                Err(problem) => {
+                    self.forget(&fresh);
+                    return Err(problem);
+                }
+            }
+        }
+        let written = self.write(Side::Query, "decision", lines).await;
+        if written.is_err() {
+            // It must not pass for logged when it is sent again.
+            self.forget(&fresh);
+        }
+        written.map(|()| decided)
+    }
+
+    fn answer(&self, asked: &Asked) -> Result<Answer, Problem> {
+        let routed = self.router.route(&asked.space, &asked.request_id, &asked.query);
+        let routed = match routed {
+            Some(routed) => routed,
+            None => {
+                self.begin(&asked.space)?;
+                self.router
+                    .route(&asked.space, &asked.request_id, &asked.query)
+                    .ok_or_else(|| Problem::unavailable("the space has no parameters"))?
+            }
+        };
+        routed.map_err(|bad| Problem::field("query", explain(&bad)))
+    }
+
+    /// A space without parameters is routed as configured, until some come.
+    fn begin(&self, space: &Name) -> Result<(), Problem> {
+        if self.router.spaces().len() >= self.settings.spaces_max {
+            let most = self.settings.spaces_max;
+            return Err(Problem::field("space", format!("there are learner.spaces_max = {most} spaces already")));
+        }
+        let spec = self.settings.space(space);
+        let fallback = self.config.router.fallback_model.as_deref();
+        let always = spec.models.iter().position(|model| Some(model.as_str()) == fallback);
+        self.router.begin(Compiled::unlearned(space.clone(), spec.models.clone(), spec.dim, always));
+        Ok(())
+    }
+
+    fn forget(&self, requests: &[(Name, String)]) {
+        requests.iter().for_each(|(space, request_id)| self.recent.forget(space, request_id));
+    }
+
+    async fn write(&self, side: Side, kind: &'static str, lines: Vec<Vec<u8>>) -> Result<(), Problem> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let number = lines.len() as u64;
+        let outcome = self.writer.write(side, lines.concat()).await;
+        match outcome {
+            Ok(()) => {
+                self.metrics.events(kind, "written", number);
+                Ok(())
+            }
+            Err(NotWritten::Full) if self.config.events.on_full == OnFull::Drop => {
+                self.metrics.events(kind, "dropped", number);
+                Ok(())
+            }
+            Err(error) => {
+                self.metrics.events(kind, "rejected", number);
+                if let NotWritten::Failed(problem) = &error {
+                    tracing::error!(problem, "events cannot be written");
+                }
+                Err(Problem::unavailable(error.to_string()))
+            }
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
+    }
+}
+
+impl Decided {
+    fn new(asked: &Asked, answer: &Answer) -> Self {
+        let propensities = &answer.distribution.propensities;
+        let (_, version, _) = answer.by.stamp();
+        Self {
+            request_id: asked.request_id.clone(),
+            space: asked.space.clone(),
+            model: answer.model_name().clone(),
+            propensity: propensities[answer.model],
+            propensities: answer.by.models().iter().cloned().zip(propensities.iter().copied()).collect(),
+            params_version: version,
+            params_epoch: answer.by.stamp().0,
+        }
+    }
+}
+
+/// A query that is to be routed, checked as far as it can be without parameters.
+struct Asked {
+    space: Name,
+    request_id: String,
+    query: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+struct RouteBody {
+    space: Option<String>,
+    request_id: Option<String>,
+    query: Vector,
+}
+
+#[derive(Deserialize)]
+struct BatchBody {
+    space: Option<String>,
+    requests: Vec<BatchItem>,
+}
+
+#[derive(Deserialize)]
+struct BatchItem {
+    request_id: Option<String>,
+    query: Vector,
+}
+
+#[derive(Deserialize)]
+struct RewardBody {
+    space: Option<String>,
+    request_id: String,
+    reward: f64,
+    event_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct RouteParams {
+    space: Option<String>,
+    request_id: Option<String>,
+}
+
+async fn route(
+    State(sidecar): State<Arc<Sidecar>>,
+    Query(params): Query<RouteParams>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Problem> {
+    sidecar.check_ready()?;
+    let binary = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/octet-stream");
+    let RouteBody { space: named, request_id, query } = if binary {
+        let query = Vector(floats(&body).ok_or_else(|| Problem::malformed("the body must be little-endian f32"))?);
+        RouteBody { space: params.space, request_id: params.request_id, query }
+    } else {
+        parse(&body)?
+    };
+    let asked = asked(space(named)?, request_id, query)?;
+    let decided = sidecar.decide(vec![asked]).await?;
+    Ok(json_response(decided[0].as_ref()))
+}
+
+async fn route_batch(State(sidecar): State<Arc<Sidecar>>, body: Bytes) -> Result<Response, Problem> {
+    sidecar.check_ready()?;
+    let BatchBody { space: named, requests } = parse(&body)?;
+    if requests.len() > BATCH_MAX {
+        return Err(Problem::field(
+            "requests",
+            format!("{} of them, at most {BATCH_MAX} in one batch", requests.len()),
+        ));
+    }
+    let space = space(named)?;
+    let mut all = Vec::with_capacity(requests.len());
+    for (i, BatchItem { request_id, query }) in requests.into_iter().enumerate() {
+        let asked =
+            asked(space.clone(), request_id, query).map_err(|problem| problem.within(&format!("requests[{i}]")))?;
+        // All are checked before any is decided: a batch is answered as a whole or not at all.
+        sidecar.answer(&asked).map_err(|problem| problem.within(&format!("requests[{i}]")))?;
+        all.push(asked);
+    }
+    let decided = sidecar.decide(all).await?;
+    let decisions: Vec<&Decided> = decided.iter().map(Arc::as_ref).collect();
+    Ok(json_response(&json!({ "decisions": decisions })))
+}
+
+async fn reward(State(sidecar): State<Arc<Sidecar>>, body: Bytes) -> Result<StatusCode, Problem> {
+    let RewardBody { space: named, request_id, reward, event_id } = parse(&body)?;
+    let space = space(named)?;
+    check_id("request_id", &request_id)?;
+    if let Some(event_id) = &event_id {
+        check_id("event_id", event_id)?;
+    }
+    if !reward.is_finite() {
+        return Err(Problem::field("reward", "must be finite"));
+    }
+    let mut event = json!({"request_id": request_id, "space": space, "ts_ms": now_ms(), "reward": reward});
+    if let Some(event_id) = event_id {
+        event["event_id"] = json!(event_id);
+    }
+    sidecar.write(Side::Reward, "reward", vec![format!("{event}\n").into_bytes()]).await?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+async fn status(State(sidecar): State<Arc<Sidecar>>) -> Response {
+    let spaces: serde_json::Map<String, Value> = sidecar
+        .router
+        .spaces()
+        .iter()
+        .map(|compiled| {
+            let params = compiled.params();
+            let value = json!({
+                "epoch": params.epoch, "version": params.version, "revision": params.revision, "dim": params.dim,
+                "models": params.models, "algorithm": params.algorithm, "created_ms": params.created_ms,
+            });
+            (params.space.to_string(), value)
+        })
+        .collect();
+    json_response(&json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "ready": sidecar.is_ready(),
+        "uptime_s": sidecar.started.elapsed().as_secs(),
+        "spaces": spaces,
+    }))
+}
+
+async fn ready(State(sidecar): State<Arc<Sidecar>>) -> Result<&'static str, Problem> {
+    sidecar.check_ready().map(|()| "ready\n")
+}
+
+async fn metrics(State(sidecar): State<Arc<Sidecar>>) -> Response {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], sidecar.metrics.text(&sidecar.router)).into_response()
+}
+
+async fn openapi() -> Response {
+    let document = include_str!("openapi.json").replace("VERSION", env!("CARGO_PKG_VERSION"));
+    ([(header::CONTENT_TYPE, "application/json")], document).into_response()
+}
+
+/// Counts every request; turns away those without the token, and those beyond the rate.
+async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let endpoint = match request.uri().path() {
+        "/v1/route" => "route",
+        "/v1/route:batch" => "route_batch",
+        "/v1/rewards" => "rewards",
+        "/v1/status" => "status",
+        _ => "metrics",
+    };
+    let response = match sidecar.admit(request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.into_response(),
+    };
+    sidecar.metrics.request(endpoint, response.status().as_u16(), start.elapsed());
+    response
+}
+
+impl Sidecar {
+    fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let token = self.config.http.token.0.as_bytes();
+        let brought = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
+        let brought = brought.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
+        if !token.is_empty() && !bool::from(token.ct_eq(brought)) {
+            return Err(Problem::new(StatusCode::UNAUTHORIZED, "a bearer token is needed (http.token)"));
+        }
+        match &self.limit {
+            Some(limit) if limit.check().is_err() => {
+                Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "more than http.requests_per_s_max"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_ready(&self) -> Result<(), Problem> {
+        if self.is_ready() {
+            return Ok(());
+        }
+        Err(Problem::unavailable("no parameters have been read yet: wait, or start with --serve-uniform"))
+    }
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let parsed = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        let inner = error.into_inner();
+        match inner.classify() {
+            serde_json::error::Category::Data if path == "." => {
+                Problem::field(missing_field(&inner), inner.to_string())
+            }
+            serde_json::error::Category::Data => Problem::field(path, inner.to_string()),
+            _ => Problem::malformed(format!("the body is not JSON: {inner}")),
+        }
+    })?;
+    deserializer.end().map_err(|error| Problem::malformed(format!("the body is not JSON: {error}")))?;
+    Ok(parsed)
+}
+
+/// The field that an error of the whole object speaks of.
+fn missing_field(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.split('`').nth(1).unwrap_or("body").to_owned()
+}
+
+fn asked(space: Name, request_id: Option<String>, query: Vector) -> Result<Asked, Problem> {
+    let request_id = match request_id {
+        Some(id) => {
+            check_id("request_id", &id)?;
+            id
+        }
+        None => format!("{:032x}", rand::rng().random::<u128>()),
+    };
+    Ok(Asked { space, request_id, query: query.0 })
+}
+
+fn space(named: Option<String>) -> Result<Name, Problem> {
+    match named {
+        None => Ok(Name::default_space()),
+        Some(name) => Name::try_from(name).map_err(|bad| Problem::field("space", bad.to_string())),
+    }
+}
+
+fn check_id(field: &str, id: &str) -> Result<(), Problem> {
+    if id.is_empty() || id.len() > ID_MAX {
+        return Err(Problem::field(field, format!("must have 1 to {ID_MAX} bytes")));
+    }
+    Ok(())
+}
+
+fn explain(bad: &BadQuery) -> String {
+    bad.to_string()
+}
+
+fn event_line(asked: &Asked, answer: &Answer, now_ms: u64) -> Vec<u8> {
+    let of_models = |p: &[f64]| answer.by.models().iter().cloned().zip(p.iter().copied()).collect::<BTreeMap<_, _>>();
+    let bytes: Vec<u8> = asked.query.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let distribution = &answer.distribution;
+    let mut event = json!({
+        "request_id": asked.request_id,
+        "space": asked.space,
+        "ts_ms": now_ms,
+        "query": base64::engine::general_purpose::STANDARD.encode(bytes),
+        "model": answer.model_name(),
+        "propensities": of_models(&distribution.propensities),
+        "params_version": answer.by.params().version,
+    });
+    if distribution.policy != distribution.propensities {
+        event["policy"] = json!(of_models(&distribution.policy));
+    }
+    format!("{event}\n").into_bytes()
+}
+
+fn json_response<T: Serialize>(value: &T) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(error) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+fn floats(bytes: &[u8]) -> Option<Vec<f32>> {
+    let (chunks, rest) = bytes.as_chunks::<4>();
+    rest.is_empty().then(|| chunks.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect())
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
+}
+
+/// A query vector: an array of numbers, or base64 of little-endian f32.
+struct Vector(Vec<f32>);
+
+impl<'de> Deserialize<'de> for Vector {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Vector;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array of numbers, or base64 of little-endian f32")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut numbers: A) -> Result<Vector, A::Error> {
+                let mut vector = Vec::new();
+                while let Some(x) = numbers.next_element::<f32>()? {
+                    vector.push(x);
+                }
+                Ok(Vector(vector))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vector, E> {
+                let bytes = base64::engine::general_purpose::STANDARD.decode(text);
+                let vector = bytes.ok().and_then(|bytes| floats(&bytes));
+                vector.map(Vector).ok_or_else(|| E::custom("must be base64 of little-endian f32"))
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
+}

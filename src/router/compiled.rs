@@ -1,0 +1,218 @@
+//! Parameters laid out for routing: all vectors of all models as the rows of one matrix, so that scoring a query is one
+//! matrix-vector product in single precision.
+
+use super::{Distribution, Params, Policy, ScoreForm};
+use crate::event::{BadQuery, Name};
+
+/// Parameters, ready to route.
+#[derive(Debug, Clone)]
+pub struct Compiled {
+    params: Params,
+    /// Eigenvectors, model by model, then linear parts.
+    rows: Vec<f32>,
+    /// Eigenvalues, in the order of the rows.
+    eigenvalues: Vec<f32>,
+    /// Number of eigenvalues of each model.
+    ranks: Vec<usize>,
+    /// Models that have a linear part, in the order of its rows.
+    linear: Vec<usize>,
+}
+
+impl Compiled {
+    /// Lays out parameters.
+    pub fn new(mut params: Params) -> Self {
+        let forms = std::mem::take(&mut params.policy.scores);
+        let mut rows: Vec<f32> = forms.iter().flat_map(|form| &form.eigenvectors).copied().collect();
+        let eigenvalues: Vec<f32> = forms.iter().flat_map(|form| &form.eigenvalues).copied().collect();
+        let ranks = forms.iter().map(|form| form.eigenvalues.len()).collect();
+        let linear: Vec<usize> = (0..forms.len()).filter(|&m| !forms[m].linear.is_empty()).collect();
+        linear.iter().for_each(|&m| rows.extend_from_slice(&forms[m].linear));
+        // Only what the rows do not hold stays with the parameters.
+        let biases = forms.iter().map(|form| ScoreForm { bias: form.bias, ..ScoreForm::default() });
+        params.policy.scores = biases.collect();
+        Self { params, rows, eigenvalues, ranks, linear }
+    }
+
+    /// Parameters that know nothing yet: every model alike, or one that is always played.
+    pub fn unlearned(space: Name, models: Vec<Name>, dim: usize, always: Option<usize>) -> Self {
+        let policy = Policy::unlearned(models.len(), always);
+        let algorithm = "none".to_owned();
+        Self::new(Params { space, epoch: 0, version: 0, revision: 0, models, dim, created_ms: 0, algorithm, policy })
+    }
+
+    /// What orders parameters of a space: epoch, version, revision.
+    pub fn stamp(&self) -> (u64, u64, u64) {
+        (self.params.epoch, self.params.version, self.params.revision)
+    }
+
+    /// The space.
+    pub fn space(&self) -> &Name {
+        &self.params.space
+    }
+
+    /// The models, in the order of every per-model vector.
+    pub fn models(&self) -> &[Name] {
+        &self.params.models
+    }
+
+    /// Dimension of queries.
+    pub fn dim(&self) -> usize {
+        self.params.dim
+    }
+
+    /// The parameters but for their vectors.
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+
+    /// The distribution over models for a query, which need not be normalised.
+    pub fn distribution(&self, query: &[f32]) -> Result<Distribution, BadQuery> {
+        let policy = &self.params.policy;
+        let scores = self.scores(query)?;
+        Ok(Distribution::mix(policy.sampling.core(&scores), policy.floor, &policy.floor_distribution))
+    }
+
+    /// The score of each model for a query, which need not be normalised.
+    pub fn scores(&self, query: &[f32]) -> Result<Vec<f64>, BadQuery> {
+        let products = self.products(&normalise(query, self.params.dim)?);
+        let (quadratic, linear) = products.split_at(self.eigenvalues.len());
+        let mut parts = self.eigenvalues.iter().zip(quadratic).map(|(&l, &p)| f64::from(l) * f64::from(p).powi(2));
+        let biases = self.params.policy.scores.iter().map(|form| f64::from(form.bias));
+        let mut scores: Vec<f64> =
+            biases.zip(&self.ranks).map(|(bias, &rank)| bias + parts.by_ref().take(rank).sum::<f64>()).collect();
+        for (&model, &part) in self.linear.iter().zip(linear) {
+            scores[model] += f64::from(part);
+        }
+        Ok(scores)
+    }
+
+    /// Rows times a unit query.
+    pub fn products(&self, query: &[f32]) -> Vec<f32> {
+        let mut products = vec![0.0; self.eigenvalues.len() + self.linear.len()];
+        product(&self.rows, query, &mut products);
+        products
+    }
+
+    /// The eigenvalues of a model with their eigenvectors' products with a query, squared: what its score is made of.
+    pub fn parts(&self, model: usize, query: &[f32]) -> Result<Vec<f64>, BadQuery> {
+        let products = self.products(&normalise(query, self.params.dim)?);
+        let start: usize = self.ranks[..model].iter().sum();
+        let range = start..start + self.ranks[model];
+        let part = |(&l, &p): (&f32, &f32)| f64::from(l) * f64::from(p).powi(2);
+        Ok(self.eigenvalues[range.clone()].iter().zip(&products[range]).map(part).collect())
+    }
+}
+
+/// A query of length 1, in single precision.
+fn normalise(query: &[f32], dim: usize) -> Result<Vec<f32>, BadQuery> {
+    if query.len() != dim {
+        return Err(BadQuery::Dimension { found: query.len(), expected: dim });
+    }
+    let square: f64 = query.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    if !square.is_finite() || square == 0.0 {
+        // Of all components f32 can hold only NaN and infinity get here, and zero: say which.
+        return Err(crate::event::Query::from_f32(query).err().unwrap_or(BadQuery::Zero));
+    }
+    let norm = square.sqrt();
+    Ok(query.iter().map(|&x| (f64::from(x) / norm) as f32).collect())
+}
+
+/// out = rows query, with the widest instructions that the machine has.
+fn product(rows: &[f32], query: &[f32], out: &mut [f32]) {
+    pulp::Arch::new().dispatch(|| {
+        let mut fours = rows.chunks_exact(4 * query.len());
+        let mut outs = out.chunks_exact_mut(4);
+        for (four, out) in fours.by_ref().zip(outs.by_ref()) {
+            four_dots(four, query, out);
+        }
+        let rest = fours.remainder().chunks_exact(query.len());
+        for (row, out) in rest.zip(outs.into_remainder()) {
+            let mut single = [0.0; 4];
+            let padded = [row, row, row, row];
+            dots(padded, query, &mut single);
+            *out = single[0];
+        }
+    });
+}
+
+#[inline(always)]
+fn four_dots(rows: &[f32], query: &[f32], out: &mut [f32]) {
+    let (ab, cd) = rows.split_at(2 * query.len());
+    let ((a, b), (c, d)) = (ab.split_at(query.len()), cd.split_at(query.len()));
+    dots([a, b, c, d], query, out);
+}
+
+const LANES: usize = 16;
+
+/// Four dot products at once: each load of the query serves four rows.
+#[inline(always)]
+fn dots(rows: [&[f32]; 4], query: &[f32], out: &mut [f32]) {
+    let mut sums = [[0.0_f32; LANES]; 4];
+    let chunks = query.len() / LANES;
+    for i in 0..chunks {
+        let at = i * LANES;
+        let q: &[f32; LANES] = query[at..at + LANES].try_into().expect("of that length");
+        for (sum, row) in sums.iter_mut().zip(rows) {
+            let r: &[f32; LANES] = row[at..at + LANES].try_into().expect("of that length");
+            for lane in 0..LANES {
+                // Not fused: so that all machines come to the same bits.
+                sum[lane] += r[lane] * q[lane];
+            }
+        }
+    }
+    for ((out, sum), row) in out.iter_mut().zip(&sums).zip(rows) {
+        let rest: f32 = row[chunks * LANES..].iter().zip(&query[chunks * LANES..]).map(|(x, q)| x * q).sum();
+        *out = sum.iter().sum::<f32>() + rest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Query;
+    use crate::router::Sampling;
+    use proptest::prelude::*;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    fn arbitrary(seed: u64, dim: usize, ranks: &[usize]) -> (Params, Vec<f32>) {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut numbers = |n: usize| (0..n).map(|_| random.random_range(-1.0..1.0_f32)).collect::<Vec<f32>>();
+        let form = |(m, &rank): (usize, &usize)| ScoreForm {
+            eigenvalues: numbers(rank),
+            eigenvectors: numbers(rank * dim),
+            linear: if m % 3 == 1 { numbers(dim) } else { Vec::new() },
+            bias: numbers(1)[0],
+        };
+        let mut policy = Policy::unlearned(ranks.len(), None);
+        policy.scores = ranks.iter().enumerate().map(form).collect();
+        policy.floor = 0.1;
+        policy.sampling = if seed.is_multiple_of(2) { Sampling::Softmax } else { Sampling::InverseGap { gap: 10.0 } };
+        let models = (0..ranks.len()).map(|m| Name::try_from(format!("m{m}")).unwrap()).collect();
+        let space = Name::default_space();
+        let algorithm = "hpg".to_owned();
+        let params = Params { space, epoch: 0, version: 1, revision: 0, models, dim, created_ms: 0, algorithm, policy };
+        (params, numbers(dim))
+    }
+
+    proptest! {
+        #[test]
+        fn equals_the_plain_arithmetic(seed: u64, dim in 1..80_usize, ranks in prop::collection::vec(0..7_usize, 2..6)) {
+            let (params, query) = arbitrary(seed, dim, &ranks);
+            let plain = params.distribution(&Query::from_f32(&query).unwrap()).unwrap();
+            let plain_scores = params.scores(&Query::from_f32(&query).unwrap()).unwrap();
+            let compiled = Compiled::new(params);
+            let fast = compiled.distribution(&query).unwrap();
+            let scores = compiled.scores(&query).unwrap();
+            prop_assert!(scores.iter().zip(&plain_scores).all(|(a, b)| (a - b).abs() < 1e-4), "{scores:?} {plain_scores:?}");
+            prop_assert!(fast.propensities.iter().zip(&plain.propensities).all(|(a, b)| (a - b).abs() < 1e-4));
+            for (m, &score) in scores.iter().enumerate() {
+                let form = &compiled.params().policy.scores[m];
+                if m % 3 != 1 {
+                    let parts: f64 = compiled.parts(m, &query).unwrap().iter().sum();
+                    prop_assert!((f64::from(form.bias) + parts - score).abs() < 1e-9);
+                }
+            }
+        }
+    }
+}

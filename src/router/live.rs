@@ -1,0 +1,191 @@
+//! A router: parameters of many spaces, replaced while it routes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+
+use super::{Compiled, Distribution, DrawKey, Params};
+use crate::event::{BadQuery, Name};
+
+/// Routes queries by the newest parameters that it was given. Readers never wait, whatever comes in.
+pub struct Router {
+    spaces: ArcSwap<HashMap<Name, Arc<Compiled>>>,
+    key: DrawKey,
+    /// Held by whoever brings parameters; never by those who route.
+    writer: Mutex<()>,
+}
+
+/// A decision, with the parameters that it was taken by.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Index of the model.
+    pub model: usize,
+    /// What it was drawn from.
+    pub distribution: Distribution,
+    /// The parameters.
+    pub by: Arc<Compiled>,
+}
+
+impl Answer {
+    /// Name of the model.
+    pub fn model_name(&self) -> &Name {
+        &self.by.models()[self.model]
+    }
+}
+
+impl Router {
+    /// A router without any space.
+    pub fn new(key: DrawKey) -> Self {
+        Self { spaces: ArcSwap::default(), key, writer: Mutex::new(()) }
+    }
+
+    /// Takes parameters in if they are newer than those it has: whether they were. It never goes back.
+    pub fn offer(&self, params: Params) -> bool {
+        self.insert(Compiled::new(params), |new, old| new.stamp() > old.stamp())
+    }
+
+    /// Gives a space that is not there yet something to begin with.
+    pub fn begin(&self, unlearned: Compiled) -> bool {
+        self.insert(unlearned, |_, _| false)
+    }
+
+    fn insert(&self, new: Compiled, replaces: impl Fn(&Compiled, &Compiled) -> bool) -> bool {
+        // Nothing can be left half done under this lock.
+        let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let spaces = self.spaces.load();
+        let taken = spaces.get(new.space()).is_none_or(|old| replaces(&new, old));
+        if taken {
+            let mut spaces = HashMap::clone(&spaces);
+            spaces.insert(new.space().clone(), Arc::new(new));
+            self.spaces.store(Arc::new(spaces));
+        }
+        taken
+    }
+
+    /// The parameters of a space.
+    pub fn space(&self, space: &Name) -> Option<Arc<Compiled>> {
+        self.spaces.load().get(space).cloned()
+    }
+
+    /// All parameters, by space.
+    pub fn spaces(&self) -> Vec<Arc<Compiled>> {
+        let mut all: Vec<Arc<Compiled>> = self.spaces.load().values().cloned().collect();
+        all.sort_by(|a, b| a.space().cmp(b.space()));
+        all
+    }
+
+    /// Routes a query, which need not be normalised, by the draw of its request id. `None` if there is no such space.
+    pub fn route(&self, space: &Name, request_id: &str, query: &[f32]) -> Option<Result<Answer, BadQuery>> {
+        Some(self.decide(self.space(space)?, request_id, query))
+    }
+
+    /// Routes many queries by one and the same state of the parameters.
+    pub fn route_all<'a>(
+        &self,
+        space: &Name,
+        requests: impl IntoIterator<Item = (&'a str, &'a [f32])>,
+    ) -> Option<Vec<Result<Answer, BadQuery>>> {
+        let by = self.space(space)?;
+        Some(requests.into_iter().map(|(id, query)| self.decide(by.clone(), id, query)).collect())
+    }
+
+    fn decide(&self, by: Arc<Compiled>, request_id: &str, query: &[f32]) -> Result<Answer, BadQuery> {
+        let distribution = by.distribution(query)?;
+        let model = distribution.draw(self.key.draw(by.space(), request_id));
+        Ok(Answer { model, distribution, by })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::router::{Policy, ScoreForm};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn params(stamp: (u64, u64, u64), bias: f32) -> Params {
+        let mut policy = Policy::unlearned(2, None);
+        policy.scores[0] = ScoreForm { bias, ..ScoreForm::default() };
+        Params {
+            space: Name::default_space(),
+            epoch: stamp.0,
+            version: stamp.1,
+            revision: stamp.2,
+            models: ["a", "b"].map(|name| Name::try_from(name).unwrap()).to_vec(),
+            dim: 2,
+            created_ms: 0,
+            algorithm: "hpg".to_owned(),
+            policy,
+        }
+    }
+
+    fn router() -> Router {
+        Router::new(DrawKey::new(b"key").unwrap())
+    }
+
+    #[test]
+    fn never_goes_back() {
+        let router = router();
+        let space = Name::default_space();
+        assert!(router.route(&space, "r", &[1.0, 0.0]).is_none());
+        let models = params((0, 0, 0), 0.0).models;
+        assert!(router.begin(Compiled::unlearned(space.clone(), models.clone(), 2, None)));
+        assert!(!router.begin(Compiled::unlearned(space.clone(), models, 2, Some(1))));
+        for (stamp, taken) in [
+            ((0, 0, 0), false),
+            ((0, 5, 1), true),
+            ((0, 5, 1), false),
+            ((0, 4, 9), false),
+            ((0, 5, 2), true),
+            ((1, 0, 0), true),
+            ((0, 9, 9), false),
+        ] {
+            assert_eq!(router.offer(params(stamp, 0.0)), taken, "{stamp:?}");
+        }
+        assert_eq!(router.space(&space).unwrap().stamp(), (1, 0, 0));
+    }
+
+    #[test]
+    fn what_is_routed_while_parameters_change_is_all_of_one_version() {
+        let router = router();
+        let space = Name::default_space();
+        router.offer(params((0, 1, 0), 1.0));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for version in 2..2000_u16 {
+                    router.offer(params((0, version.into(), 0), f32::from(version)));
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+            let mut last = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let answer = router.route(&space, "r", &[1.0, 0.0]).unwrap().unwrap();
+                let version = answer.by.params().version;
+                let odds = (answer.distribution.policy[0] / answer.distribution.policy[1]).ln();
+                assert!(version >= last, "it went back");
+                assert!(version > 600 || (odds - version as f64).abs() < 1e-6, "{odds} in version {version}");
+                last = version;
+            }
+        });
+    }
+
+    #[test]
+    fn a_fallback_is_always_played_and_bad_queries_are_told() {
+        let router = router();
+        let space = Name::default_space();
+        router.begin(Compiled::unlearned(space.clone(), params((0, 0, 0), 0.0).models, 2, Some(1)));
+        let requests: Vec<String> = (0..100).map(|i| i.to_string()).collect();
+        let requests = requests.iter().map(|id| (id.as_str(), &[0.5_f32, 1.0][..]));
+        for answer in router.route_all(&space, requests).unwrap() {
+            assert_eq!(answer.unwrap().model_name().as_str(), "b");
+        }
+        for (query, expected) in [
+            (&[1.0][..], BadQuery::Dimension { found: 1, expected: 2 }),
+            (&[0.0, 0.0], BadQuery::Zero),
+            (&[1.0, f32::INFINITY], BadQuery::NotFinite { index: 1, value: f64::INFINITY }),
+        ] {
+            assert_eq!(router.route(&space, "r", query).unwrap().unwrap_err(), expected);
+        }
+    }
+}
