@@ -1,5 +1,6 @@
 //! `pointsman demo`: simulated traffic, routed and learned from in one process, measured against the truth.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,12 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::Context;
 use clap::ValueEnum;
 use serde_json::json;
+use tempfile::TempDir;
 
 use super::Failure;
+use super::closed_loop::ClosedLoop;
 use super::progress::Progress;
-use crate::config::{Algorithm, Config, LearnerConfig, Preset, Spec};
+use crate::config::{Algorithm, Config, LearnerConfig, Preset, Settings, Spec};
 use crate::hpg::spectra::Eigen;
-use crate::learner::Trainer;
 use crate::report::{Block, Column, Lines, Page, Section, Series, Spectrum, StackedShares, Table};
 use crate::simulate::World;
 use crate::simulate::history::{History, Point, Summary};
@@ -63,8 +65,8 @@ pub struct Args {
     /// Rounds between a decision and its reward
     #[arg(long, default_value_t = 0)]
     delay: u64,
-    /// Rounds between two updates of the router's policy
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Rounds between two snapshots, each followed by new parameters for the router
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     refresh: u64,
     /// Share of rewards that never come
     #[arg(long, default_value_t = 0.0, value_parser = share)]
@@ -252,7 +254,6 @@ fn run_all(args: &Args, specs: &[(String, Spec)], jobs: &[Job]) -> anyhow::Resul
 
 fn run_one(args: &Args, spec: &Spec, seed: u64, progress: &Progress) -> anyhow::Result<Outcome> {
     let mut world = world(args, seed);
-    let mut trainer = Trainer::new(spec.clone());
     let plan = Plan {
         rounds: args.rounds,
         delay: args.delay,
@@ -261,17 +262,20 @@ fn run_one(args: &Args, spec: &Spec, seed: u64, progress: &Progress) -> anyhow::
         switch_at: args.switch_at,
         seed,
     };
+    let dir = TempDir::with_prefix("pointsman-demo-").context("cannot make a temporary directory")?;
+    let settings = Settings { learner: spec.clone(), spaces: BTreeMap::new(), ..Config::default().check()? };
+    let mut stack = ClosedLoop::new(dir.path(), settings, &plan)?;
     let mut history = History::new(args.rounds, BINS);
     let stride = (args.rounds / 200).max(1);
     let mut told = 0;
-    run_loop(&mut *world, &mut trainer, &plan, &mut history, |history| {
+    run_loop(&mut *world, &mut stack, &plan, &mut history, |history| {
         let rounds = history.rounds();
         if rounds - told >= stride || rounds == args.rounds {
             progress.advance(rounds - told, || format!("reward so far {:.4}", history.mean_reward()));
             told = rounds;
         }
     })?;
-    Ok(Outcome { history, eigens: trainer.eigens() })
+    Ok(Outcome { history, eigens: stack.eigens() })
 }
 
 /// A line of the table: a figure for each run.

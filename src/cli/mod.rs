@@ -1,6 +1,7 @@
 //! The command line: one file a subcommand.
 
 mod check_config;
+mod closed_loop;
 mod demo;
 mod learn;
 mod params;

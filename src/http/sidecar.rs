@@ -32,7 +32,7 @@ use crate::engine::Side;
 use crate::event::{BadQuery, Name};
 use crate::router::{Answer, Compiled, Recent, RecentSpec, Router};
 use crate::transport::writer::{EventWriter, NotWritten};
-use crate::wire::events::ID_MAX;
+use crate::wire::events::{ID_MAX, query_line, reward_line};
 
 /// Most queries in a batch.
 const BATCH_MAX: usize = 1000;
@@ -133,7 +133,7 @@ impl Sidecar {
             let now_ms = now_ms();
             let decide = || {
                 self.answer(asked).map(|answer| {
-                    lines.push(event_line(asked, &answer, now_ms));
+                    lines.push(query_line(&asked.request_id, now_ms as i64, &asked.query, &answer));
                     Arc::new(Decided::new(asked, &answer))
                 })
             };
@@ -329,11 +329,8 @@ async fn reward(State(sidecar): State<Arc<Sidecar>>, body: Bytes) -> Result<Stat
     if !reward.is_finite() {
         return Err(Problem::field("reward", "must be finite"));
     }
-    let mut event = json!({"request_id": request_id, "space": space, "ts_ms": now_ms(), "reward": reward});
-    if let Some(event_id) = event_id {
-        event["event_id"] = json!(event_id);
-    }
-    sidecar.write(Side::Reward, "reward", vec![format!("{event}\n").into_bytes()]).await?;
+    let line = reward_line(&request_id, &space, now_ms() as i64, reward, event_id.as_deref());
+    sidecar.write(Side::Reward, "reward", vec![line]).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -465,25 +462,6 @@ fn check_id(field: &str, id: &str) -> Result<(), Problem> {
 
 fn explain(bad: &BadQuery) -> String {
     bad.to_string()
-}
-
-fn event_line(asked: &Asked, answer: &Answer, now_ms: u64) -> Vec<u8> {
-    let of_models = |p: &[f64]| answer.by.models().iter().cloned().zip(p.iter().copied()).collect::<BTreeMap<_, _>>();
-    let bytes: Vec<u8> = asked.query.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let distribution = &answer.distribution;
-    let mut event = json!({
-        "request_id": asked.request_id,
-        "space": asked.space,
-        "ts_ms": now_ms,
-        "query": base64::engine::general_purpose::STANDARD.encode(bytes),
-        "model": answer.model_name(),
-        "propensities": of_models(&distribution.propensities),
-        "params_version": answer.by.params().version,
-    });
-    if distribution.policy != distribution.propensities {
-        event["policy"] = json!(of_models(&distribution.policy));
-    }
-    format!("{event}\n").into_bytes()
 }
 
 fn json_response<T: Serialize>(value: &T) -> Response {

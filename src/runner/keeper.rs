@@ -49,6 +49,8 @@ pub struct Work {
     pub snapshot: Option<(Vec<u8>, Vec<Change>)>,
     /// Parameters to publish.
     pub params: Vec<(Name, Vec<u8>)>,
+    /// Who wants to know when it is done.
+    pub done: Option<SyncSender<()>>,
 }
 
 /// The thread, as seen by the engine's.
@@ -74,7 +76,17 @@ impl Keeper {
         }
     }
 
-    /// Waits until all work is done.
+    /// Waits until all work that was handed over is done.
+    pub fn settle(&mut self) -> anyhow::Result<()> {
+        let (done, news) = sync_channel(1);
+        self.hand_over(Work { done: Some(done), ..Work::default() })?;
+        match news.recv() {
+            Ok(()) => Ok(()),
+            Err(_) => self.finish(),
+        }
+    }
+
+    /// Ends the thread, once all work is done.
     pub fn finish(&mut self) -> anyhow::Result<()> {
         self.work = None;
         let Some(thread) = self.thread.take() else { return Err(anyhow!("the keeper has stopped")) };
@@ -100,6 +112,10 @@ impl Outlets {
             if let Some(params) = &self.params {
                 params.publish(space, bytes)?;
             }
+        }
+        if let Some(done) = work.done {
+            // Whoever asked may have gone.
+            let _ = done.send(());
         }
         Ok(())
     }

@@ -164,6 +164,11 @@ impl Runner {
         self.snapshot_at(self.merge.state(), false)
     }
 
+    /// Waits until all that was handed over is durable and published.
+    pub fn settle(&mut self) -> anyhow::Result<()> {
+        self.keeper.settle()
+    }
+
     /// The last snapshot; returns when it is durable and published.
     pub fn finish(&mut self) -> anyhow::Result<()> {
         self.snapshot()?;

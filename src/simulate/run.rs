@@ -1,6 +1,6 @@
 //! The closed loop: a router plays a policy in a world, a learner learns from what comes back.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -19,7 +19,7 @@ pub struct Plan {
     pub rounds: u64,
     /// Rounds between a decision and its reward.
     pub delay: u64,
-    /// Rounds between two updates of the router's policy; 1 routes with the learner's own.
+    /// Rounds between two updates of the router's policy; 1 is the learner's own at every round.
     pub refresh: u64,
     /// Share of rewards that never come.
     pub lost: f64,
@@ -44,71 +44,112 @@ pub enum Misfit {
     Example(#[from] BadExample),
 }
 
+/// What is between a query and what is learned from it: a router and a learner, however they are connected.
+pub trait Stack {
+    /// Why it can fail.
+    type Error;
+
+    /// A round begins: what was learned so far may reach the router.
+    fn begin(&mut self, round: u64) -> Result<(), Self::Error>;
+
+    /// Routes the query of a round; `luck` in 0..1 is there for those that draw by it.
+    fn decide(&mut self, round: u64, query: &Query, luck: f64) -> Result<Decision, Self::Error>;
+
+    /// The reward of an earlier round's decision comes in, at the beginning of `now`.
+    fn reward(&mut self, round: u64, now: u64, reward: f64) -> Result<(), Self::Error>;
+
+    /// All is over: everything that came in is learned.
+    fn finish(&mut self) -> Result<(), Self::Error>;
+}
+
 /// Runs the loop; `progress` is told after every round.
-pub fn run(
+pub fn run<S: Stack>(
     world: &mut dyn World,
-    trainer: &mut Trainer,
+    stack: &mut S,
     plan: &Plan,
     history: &mut History,
     mut progress: impl FnMut(&History),
-) -> Result<(), Misfit> {
+) -> Result<(), S::Error> {
     let mut generator = ChaCha8Rng::seed_from_u64(plan.seed);
     // Stream 0 may be the world's own: noise must not be the queries' numbers again.
     generator.set_stream(u64::MAX);
-    let mut waiting: VecDeque<(u64, Example)> = VecDeque::new();
-    let mut router = Router::new(plan.refresh, trainer);
+    let mut waiting: VecDeque<(u64, u64, f64)> = VecDeque::new();
     for round in 0..plan.rounds {
         if plan.switch_at == Some(round) {
             world.switch();
         }
-        while waiting.front().is_some_and(|(due, _)| *due <= round) {
-            if let Some((_, example)) = waiting.pop_front() {
-                trainer.learn(example)?;
+        while waiting.front().is_some_and(|(due, ..)| *due <= round) {
+            if let Some((_, of, reward)) = waiting.pop_front() {
+                stack.reward(of, round, reward)?;
             }
         }
-        router.refresh(round, trainer);
+        stack.begin(round)?;
         let query = world.next_query();
         let luck: [f64; 3] = generator.random();
-        let decision = router.decide(trainer, &query, luck[0])?;
+        let decision = stack.decide(round, &query, luck[0])?;
         let expected = world.expected_rewards(&query);
         let sharpness = COMPARATOR_NORM / world.true_norm().max(f64::MIN_POSITIVE);
         let best_scores: Vec<f64> = world.true_scores(&query).iter().map(|score| sharpness * score).collect();
         history.add(&expected, &best_scores, &decision);
         if luck[1] >= plan.lost {
             let reward = f64::from(u8::from(luck[2] < expected[decision.model]));
-            let example = to_example(query, decision, reward)?;
-            waiting.push_back((round.saturating_add(plan.delay).saturating_add(1), example));
+            waiting.push_back((round.saturating_add(plan.delay).saturating_add(1), round, reward));
         }
         progress(history);
     }
-    for (_, example) in waiting {
-        trainer.learn(example)?;
+    for (due, of, reward) in waiting {
+        stack.reward(of, due, reward)?;
     }
-    trainer.flush();
-    Ok(())
+    stack.finish()
 }
 
-/// The router's side of the loop: a policy that may be older than the learner's.
-struct Router {
+/// Router and learner in one process, without anything between them.
+pub struct InProcess<'a> {
+    trainer: &'a mut Trainer,
+    /// Rounds between two updates of the router's policy; 1 routes with the learner's own.
     refresh: u64,
     params: Params,
+    open: BTreeMap<u64, (Query, Decision)>,
 }
 
-impl Router {
-    fn new(refresh: u64, trainer: &Trainer) -> Self {
-        Self { refresh, params: params(trainer) }
+impl<'a> InProcess<'a> {
+    /// A router that is updated every `refresh` rounds.
+    pub fn new(trainer: &'a mut Trainer, refresh: u64) -> Self {
+        let params = params(trainer);
+        Self { trainer, refresh, params, open: BTreeMap::new() }
     }
+}
 
-    fn refresh(&mut self, round: u64, trainer: &Trainer) {
+impl Stack for InProcess<'_> {
+    type Error = Misfit;
+
+    fn begin(&mut self, round: u64) -> Result<(), Misfit> {
         if self.refresh > 1 && round.is_multiple_of(self.refresh) {
-            self.params = params(trainer);
+            self.params = params(self.trainer);
         }
+        Ok(())
     }
 
-    fn decide(&self, trainer: &Trainer, query: &Query, u: f64) -> Result<Decision, BadQuery> {
+    fn decide(&mut self, round: u64, query: &Query, luck: f64) -> Result<Decision, Misfit> {
         let distribution =
-            if self.refresh > 1 { self.params.distribution(query)? } else { trainer.distribution(query)? };
-        Ok(Decision { model: distribution.draw(u), distribution })
+            if self.refresh > 1 { self.params.distribution(query)? } else { self.trainer.distribution(query)? };
+        let decision = Decision { model: distribution.draw(luck), distribution };
+        self.open.insert(round, (query.clone(), decision.clone()));
+        Ok(decision)
+    }
+
+    fn reward(&mut self, round: u64, _now: u64, reward: f64) -> Result<(), Misfit> {
+        if let Some((query, decision)) = self.open.remove(&round) {
+            // Rewards come in order: what is older was lost.
+            self.open = self.open.split_off(&round);
+            self.trainer.learn(to_example(query, decision, reward)?)?;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), Misfit> {
+        self.trainer.flush();
+        Ok(())
     }
 }
 

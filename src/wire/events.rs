@@ -4,13 +4,16 @@
 //! reason of its own, by which dead letters are counted. Whether an event fits its space (dimension, models) is for the
 //! engine to say, which knows the spaces.
 
+use std::collections::BTreeMap;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::Value;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::config::{EventsSpec, MissingPropensities, RewardSpec, Settings};
 use crate::event::Name;
+use crate::router::Answer;
 
 /// A decision that a router took.
 #[derive(Debug, Clone, PartialEq)]
@@ -281,6 +284,35 @@ impl Parser {
             false => Err(bad_propensities(&fields.propensity, format!("{chosen} is not in 0..1"))),
         }
     }
+}
+
+/// A decision as an event, with the end of its line.
+pub fn query_line(request_id: &str, ts_ms: i64, query: &[f32], answer: &Answer) -> Vec<u8> {
+    let of_models = |p: &[f64]| answer.by.models().iter().cloned().zip(p.iter().copied()).collect::<BTreeMap<_, _>>();
+    let bytes: Vec<u8> = query.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let distribution = &answer.distribution;
+    let mut event = json!({
+        "request_id": request_id,
+        "space": answer.by.space(),
+        "ts_ms": ts_ms,
+        "query": STANDARD.encode(bytes),
+        "model": answer.model_name(),
+        "propensities": of_models(&distribution.propensities),
+        "params_version": answer.by.params().version,
+    });
+    if distribution.policy != distribution.propensities {
+        event["policy"] = json!(of_models(&distribution.policy));
+    }
+    format!("{event}\n").into_bytes()
+}
+
+/// A reward as an event, with the end of its line.
+pub fn reward_line(request_id: &str, space: &Name, ts_ms: i64, reward: f64, event_id: Option<&str>) -> Vec<u8> {
+    let mut event = json!({"request_id": request_id, "space": space, "ts_ms": ts_ms, "reward": reward});
+    if let Some(event_id) = event_id {
+        event["event_id"] = json!(event_id);
+    }
+    format!("{event}\n").into_bytes()
 }
 
 fn bad_propensities(field: &str, problem: String) -> Bad {

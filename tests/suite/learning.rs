@@ -8,7 +8,7 @@ use pointsman::simulate::history::History;
 use pointsman::simulate::items::{Items, ItemsSpec};
 use pointsman::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
 use pointsman::simulate::queries::Shape;
-use pointsman::simulate::run::{Plan, run};
+use pointsman::simulate::run::{InProcess, Plan, run};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::size::sized;
@@ -35,7 +35,7 @@ fn learner(change: impl FnOnce(&mut LearnerConfig)) -> LearnerConfig {
 fn history(mut world: Box<dyn World>, config: &LearnerConfig, plan: &Plan) -> History {
     let mut trainer = Trainer::new(config.check().unwrap());
     let mut history = History::new(plan.rounds, 200);
-    run(&mut *world, &mut trainer, plan, &mut history, |_| ()).unwrap();
+    run(&mut *world, &mut InProcess::new(&mut trainer, plan.refresh), plan, &mut history, |_| ()).unwrap();
     history
 }
 

@@ -8,4 +8,5 @@ mod invariants;
 mod learning;
 mod params;
 mod replay;
+mod sidecar;
 mod size;

@@ -1,0 +1,129 @@
+//! The whole loop in one process, of the real parts: a router that draws by request id, event logs in files, the runner
+//! that joins, learns, snapshots and publishes, and parameters that the router reads back.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+
+use crate::config::{Settings, SnapshotConfig, StoreConfig, StoreKind};
+use crate::event::{Name, Query};
+use crate::hpg::spectra::Eigen;
+use crate::learner::Decision;
+use crate::router::{Compiled, DrawKey, Router};
+use crate::runner::{Places, Runner, Stepped};
+use crate::simulate::run::{Plan, Stack};
+use crate::transport::append::Appender;
+use crate::transport::directory::Directory;
+use crate::transport::file::AtEnd;
+use crate::transport::params::ParamsDir;
+use crate::wire::events::{Parser, query_line, reward_line};
+
+/// A round takes so long, in event time.
+const ROUND_MS: u64 = 1000;
+
+/// Router, logs and learner under one directory.
+pub struct ClosedLoop {
+    space: Name,
+    router: Router,
+    queries: BufWriter<File>,
+    rewards: BufWriter<File>,
+    directory: Directory,
+    runner: Runner,
+    params: ParamsDir,
+    refresh: u64,
+}
+
+impl ClosedLoop {
+    /// An empty stack under `dir`, whose router is updated every `refresh` rounds.
+    pub fn new(dir: &Path, mut settings: Settings, plan: &Plan) -> anyhow::Result<Self> {
+        // The simulation writes in order, and a reward is never later than this.
+        settings.reorder_ms = 0;
+        settings.join.window_ms = plan.delay.saturating_add(2).saturating_mul(ROUND_MS);
+        let space = Name::default_space();
+        let router = Router::new(DrawKey::new(format!("seed {}", plan.seed).as_bytes())?);
+        let spec = settings.learner.clone();
+        router.begin(Compiled::unlearned(space.clone(), spec.models, spec.dim, None));
+        let params = ParamsDir::new(&dir.join("params"));
+        let places = Places {
+            store: Some(StoreConfig { dir: dir.join("store"), kind: StoreKind::Redb }),
+            audit: None,
+            dead_letters: Appender::new(&dir.join("dead-letters.jsonl")),
+            params: Some(params.clone()),
+        };
+        // Snapshots are taken when the router is to be updated, and then only.
+        let cadence = SnapshotConfig { every_updates: u64::MAX, every_ms: u64::MAX, keep: 1 };
+        let (mut runner, state) = Runner::open(&settings, &cadence, places)?;
+        let at_end = AtEnd::Follow { idle: Duration::ZERO };
+        let directory = Directory::new(dir, Arc::new(Parser::new(&settings)), at_end, state.positions.clone());
+        directory.create()?;
+        runner.begin(state)?;
+        let log =
+            |side: &str| Ok::<_, std::io::Error>(BufWriter::new(File::create(dir.join(side).join("demo.jsonl"))?));
+        let (queries, rewards) = (log("queries")?, log("rewards")?);
+        Ok(Self { space, router, queries, rewards, directory, runner, params, refresh: plan.refresh })
+    }
+
+    /// The learner's parameters.
+    pub fn eigens(&self) -> Vec<Eigen> {
+        self.runner.engine.spaces().next().map(|view| view.eigens).unwrap_or_default()
+    }
+
+    /// Learns all that is in the logs by now.
+    fn learn(&mut self) -> anyhow::Result<()> {
+        self.queries.flush()?;
+        self.rewards.flush()?;
+        self.directory.scan(&mut self.runner.merge)?;
+        while let Stepped::Event(_) = self.runner.step()? {}
+        let dead = self.runner.engine.counts();
+        if dead.queries_dead + dead.rewards_dead > 0 {
+            return Err(anyhow!("the loop wrote events that it cannot read"));
+        }
+        Ok(())
+    }
+}
+
+impl Stack for ClosedLoop {
+    type Error = anyhow::Error;
+
+    fn begin(&mut self, round: u64) -> anyhow::Result<()> {
+        if round > 0 && round.is_multiple_of(self.refresh) {
+            self.learn()?;
+            self.runner.snapshot()?;
+            self.runner.settle()?;
+            if let Some(params) = self.params.newest(&self.space) {
+                self.router.offer(params);
+            }
+        }
+        Ok(())
+    }
+
+    fn decide(&mut self, round: u64, query: &Query, _luck: f64) -> anyhow::Result<Decision> {
+        let query: Vec<f32> = query.as_slice().iter().map(|&x| x as f32).collect();
+        let request_id = request_id(round);
+        let answer = self.router.route(&self.space, &request_id, &query).context("the demo's own space")??;
+        let ts_ms = (round * ROUND_MS) as i64;
+        self.queries.write_all(&query_line(&request_id, ts_ms, &query, &answer))?;
+        Ok(Decision { model: answer.model, distribution: answer.distribution })
+    }
+
+    fn reward(&mut self, round: u64, now: u64, reward: f64) -> anyhow::Result<()> {
+        // Before the query of its round, which begins then.
+        let ts_ms = (now * ROUND_MS - 1) as i64;
+        self.rewards.write_all(&reward_line(&request_id(round), &self.space, ts_ms, reward, None))?;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> anyhow::Result<()> {
+        self.learn()?;
+        self.runner.engine.finish();
+        self.runner.finish()
+    }
+}
+
+fn request_id(round: u64) -> String {
+    format!("r-{round}")
+}

@@ -1,0 +1,288 @@
+//! The router sidecar over real HTTP, alone and in the loop with the daemon.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pointsman::event::Query;
+use pointsman::simulate::World;
+use pointsman::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
+use pointsman::simulate::queries::Shape;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+
+use crate::size::sized;
+
+/// A process that is killed when the test is over, however it ends.
+struct Process(Child);
+
+impl Process {
+    fn start(config: &Path, arguments: &[&str]) -> Self {
+        let log = fs::File::options().create(true).append(true).open(config.with_extension("log")).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_pointsman"))
+            .args(arguments)
+            .arg("--config")
+            .arg(config)
+            .stderr(log)
+            .stdout(Stdio::null())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    fn signal(&self, name: &str) {
+        assert!(Command::new("kill").args(["-s", name, &self.0.id().to_string()]).status().unwrap().success());
+    }
+
+    fn terminate(mut self) {
+        self.signal("TERM");
+        assert_eq!(self.0.wait().unwrap().code(), Some(0));
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A client of one sidecar.
+struct Client {
+    agent: ureq::Agent,
+    base: String,
+}
+
+impl Client {
+    fn new(port: u16) -> Self {
+        let config =
+            ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(20)));
+        Self { agent: config.build().into(), base: format!("http://127.0.0.1:{port}") }
+    }
+
+    fn post(&self, path: &str, content_type: &str, body: &[u8]) -> (u16, Value) {
+        let request = self.agent.post(format!("{}{path}", self.base)).header("content-type", content_type);
+        answer(request.send(body).unwrap())
+    }
+
+    fn json(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.post(path, "application/json", body.to_string().as_bytes())
+    }
+
+    fn get(&self, path: &str) -> Option<(u16, Value)> {
+        self.agent.get(format!("{}{path}", self.base)).call().ok().map(answer)
+    }
+
+    /// Waits until it answers, ready or not.
+    fn await_status(&self, path: &str, status: u16) {
+        let start = Instant::now();
+        while self.get(path).is_none_or(|(found, _)| found != status) {
+            assert!(start.elapsed() < Duration::from_secs(30), "{path} never came to {status}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn answer(mut response: ureq::http::Response<ureq::Body>) -> (u16, Value) {
+    let text = response.body_mut().read_to_string().unwrap();
+    (response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Value::String(text)))
+}
+
+fn write_config(dir: &Path, port: u16, more: &str) -> std::path::PathBuf {
+    let path = dir.join("pointsman.toml");
+    let text = format!(
+        "{more}\n[http]\nlisten = \"127.0.0.1:{port}\"\n[store]\ndir = {store:?}\n[transport.file]\ndir = {log:?}\npoll_ms = 20\nidle_ms = 40\n",
+        store = dir.join("store"),
+        log = dir.join("log"),
+    );
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn events(dir: &Path, side: &str) -> Vec<Value> {
+    let mut paths: Vec<_> =
+        fs::read_dir(dir.join("log").join(side)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let lines = |path: &std::path::PathBuf| {
+        fs::read_to_string(path)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect::<Vec<Value>>()
+    };
+    paths.iter().flat_map(lines).collect()
+}
+
+const SMALL: &str = "[learner]\ndim = 3\nmodels = [\"a\", \"b\"]\n";
+
+#[test]
+fn answers_decide_and_are_logged_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let config = write_config(dir.path(), port, SMALL);
+    let route = Process::start(&config, &["route", "--serve-uniform"]);
+    let client = Client::new(port);
+    client.await_status("/ready", 200);
+    let body = json!({"request_id": "r-1", "query": [1, 2, 3]});
+    let (status, first) = client.json("/v1/route", &body);
+    assert_eq!((status, &first["propensities"]), (200, &json!({"a": 0.5, "b": 0.5})));
+    assert_eq!((&first["params_version"], &first["space"]), (&json!(0), &json!("default")));
+    assert_eq!(client.json("/v1/route", &body).1, first, "the same request, the same answer");
+    let floats: Vec<u8> = [1.0_f32, 2.0, 3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let (status, binary) = client.post("/v1/route?request_id=r-2&space=shop", "application/octet-stream", &floats);
+    assert_eq!((status, &binary["space"]), (200, &json!("shop")));
+    let batch = json!({"requests": [{"request_id": "r-1", "query": [1, 2, 3]}, {"query": "AACAPwAAAEAAAEBA"}]});
+    let (status, decisions) = client.json("/v1/route:batch", &batch);
+    assert_eq!((status, &decisions["decisions"][0]), (200, &first), "known from before");
+    assert_eq!(client.json("/v1/rewards", &json!({"request_id": "r-1", "reward": 0.5})).0, 202);
+    route.terminate();
+    let logged = events(dir.path(), "queries");
+    let ids: Vec<&Value> = logged.iter().map(|event| &event["request_id"]).collect();
+    assert_eq!(ids, [&json!("r-1"), &json!("r-2"), &decisions["decisions"][1]["request_id"]]);
+    for event in &logged {
+        assert_eq!((&event["query"], &event["propensities"]), (&json!("AACAPwAAAEAAAEBA"), &first["propensities"]));
+    }
+    let rewards = events(dir.path(), "rewards");
+    assert_eq!((rewards.len(), &rewards[0]["reward"]), (1, &json!(0.5)));
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_field() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let limits = format!("{SMALL}[router]\nfallback_model = \"b\"\n");
+    let config = write_config(dir.path(), port, &limits);
+    let text =
+        fs::read_to_string(&config).unwrap().replace("[http]", "[http]\nbody_bytes_max = 1000\ntoken = \"s3cret\"");
+    fs::write(&config, text).unwrap();
+    let route = Process::start(&config, &["route"]);
+    let client = Client::new(port);
+    client.await_status("/live", 200);
+    client.await_status("/ready", 503);
+    let good = json!({"query": [1, 2, 3]});
+    assert_eq!(client.json("/v1/route", &good).0, 401);
+    let (status, problem) = client.get("/v1/status").unwrap();
+    assert_eq!((status, &problem["status"]), (401, &json!(401)));
+    drop(route);
+
+    let text = fs::read_to_string(&config).unwrap().replace("token = \"s3cret\"", "");
+    fs::write(&config, text).unwrap();
+    let route = Process::start(&config, &["route", "--serve-uniform"]);
+    client.await_status("/ready", 200);
+    let long = format!("{{\"query\": [1, 2, 3], \"pad\": \"{}\"}}", "x".repeat(2000));
+    for (path, body, status, field) in [
+        ("/v1/route", "{", 400, None),
+        ("/v1/route", "[1]", 422, Some("")),
+        ("/v1/route", "{}", 422, Some("query")),
+        ("/v1/route", r#"{"query": [1, 2, 3]} x"#, 400, None),
+        ("/v1/route", r#"{"query": [1, 2]}"#, 422, Some("query")),
+        ("/v1/route", r#"{"query": [0, 0, 0]}"#, 422, Some("query")),
+        ("/v1/route", r#"{"query": [1, "x", 3]}"#, 422, Some("query[1]")),
+        ("/v1/route", r#"{"query": "abc"}"#, 422, Some("query")),
+        ("/v1/route", r#"{"query": [1, 2, 3], "space": "a b"}"#, 422, Some("space")),
+        ("/v1/route", r#"{"query": [1, 2, 3], "request_id": ""}"#, 422, Some("request_id")),
+        ("/v1/route", &long, 413, None),
+        ("/v1/route:batch", r#"{"requests": [{"query": [1, 2, 3]}, {"query": [1]}]}"#, 422, Some("requests[1].query")),
+        ("/v1/rewards", r#"{"request_id": "r"}"#, 422, Some("reward")),
+        ("/v1/rewards", r#"{"request_id": "r", "reward": "good"}"#, 422, Some("reward")),
+        ("/v1/nothing", "{}", 404, None),
+        ("/v1/status", "{}", 405, None),
+    ] {
+        let (found, problem) = client.post(path, "application/json", body.as_bytes());
+        assert_eq!(found, status, "{path} {body}: {problem}");
+        if let Some(field) = field.filter(|field| !field.is_empty()) {
+            assert_eq!(problem["field"], json!(field), "{body}: {problem}");
+        }
+    }
+    assert_eq!(client.post("/v1/route", "application/octet-stream", &[0; 7]).0, 400);
+    assert_eq!(client.json("/v1/route", &good).1["model"], json!("b"), "the fallback");
+    route.terminate();
+    assert_eq!(events(dir.path(), "queries").len(), 1, "what was refused is not logged");
+}
+
+/// The daemon and the sidecar as two processes, each restarted midway, over HTTP, with delayed and lost rewards.
+#[test]
+fn the_closed_loop_learns() {
+    const DIM: usize = 64;
+    let rounds = sized(8000, 20_000);
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let models: Vec<String> = (1..=8).map(|m| format!("model-{m}")).collect();
+    let settings = format!(
+        "[learner]\ndim = {DIM}\nmodels = {models:?}\n[join]\nreorder_ms = 20\n[snapshot]\nevery_updates = 200\nevery_ms = 100\n"
+    );
+    let config = write_config(dir.path(), port, &settings);
+    let mut learn = Process::start(&config, &["learn"]);
+    let mut route = Process::start(&config, &["route", "--serve-uniform"]);
+    let client = Client::new(port);
+    client.await_status("/ready", 200);
+    let spec =
+        LogQuadraticSpec { dim: DIM, models: 8, intrinsic_rank: 2, signal: 0.3, shape: Shape::PowerLaw, seed: 3 };
+    let mut world = LogQuadratic::new(spec);
+    let mut luck = ChaCha8Rng::seed_from_u64(5);
+    let mut waiting: VecDeque<(String, f64)> = VecDeque::new();
+    let mut rewarded = 0;
+    let (mut policy, mut constants, mut oracle) = (0.0, [0.0; 8], 0.0);
+    for round in 0..rounds {
+        if round == rounds / 3 {
+            route.terminate();
+            route = Process::start(&config, &["route"]);
+            client.await_status("/ready", 200);
+        }
+        if round == rounds / 2 {
+            learn.kill();
+            learn = Process::start(&config, &["learn"]);
+        }
+        let query = world.next_query();
+        let (status, decision) = client.post("/v1/route", "application/octet-stream", &bytes(&query));
+        assert_eq!(status, 200, "{decision}");
+        let expected = world.expected_rewards(&query);
+        if round >= rounds * 3 / 4 {
+            let of = |name: &str| decision["propensities"][name].as_f64().unwrap();
+            policy += models.iter().zip(&expected).map(|(name, r)| of(name) * r).sum::<f64>();
+            constants.iter_mut().zip(&expected).for_each(|(sum, r)| *sum += r);
+            oracle += expected.iter().fold(0.0_f64, |m, &r| m.max(r));
+        }
+        let chosen = models.iter().position(|name| decision["model"] == **name).unwrap();
+        let reward = f64::from(u8::from(luck.random::<f64>() < expected[chosen]));
+        if luck.random::<f64>() >= 0.1 {
+            waiting.push_back((decision["request_id"].as_str().unwrap().to_owned(), reward));
+        }
+        if waiting.len() > 100 {
+            let (request_id, reward) = waiting.pop_front().unwrap();
+            assert_eq!(client.json("/v1/rewards", &json!({"request_id": request_id, "reward": reward})).0, 202);
+            rewarded += 1;
+        }
+    }
+    route.terminate();
+    learn.terminate();
+    let output = Command::new(env!("CARGO_BIN_EXE_pointsman"))
+        .args(["learn", "--once", "--json", "--config"])
+        .arg(&config)
+        .output()
+        .unwrap();
+    let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(summary["queries"], json!(rounds));
+    assert_eq!((&summary["rewards"], &summary["applied"]), (&json!(rewarded), &json!(rewarded)));
+    assert_eq!(summary["dead_letters"], json!(0));
+    let best = constants.iter().fold(0.0_f64, |m, &r| m.max(r));
+    let closed = (policy - best) / (oracle - best);
+    println!("closed loop of {rounds} requests: {:.1}% of the gap in the last quarter", 100.0 * closed);
+    assert!(closed > 0.25, "only {closed} of the gap between the best constant model and the oracle");
+}
+
+fn bytes(query: &Query) -> Vec<u8> {
+    query.as_slice().iter().flat_map(|&x| (x as f32).to_le_bytes()).collect()
+}
