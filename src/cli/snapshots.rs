@@ -12,8 +12,8 @@ use crate::engine::Engine;
 use crate::event::Name;
 use crate::report::{Column, Table};
 use crate::snapshot::LaneHead;
-use crate::store::archive::Snapshot;
-use crate::store::{self, DirArchive};
+use crate::store::archive::{DamagedSnapshot, Snapshot};
+use crate::store::{self, DirArchive, Witness};
 use crate::wire::export;
 
 /// Look into a store: its snapshots, what they hold, whether they are whole
@@ -159,13 +159,17 @@ fn read(archive: &DirArchive, lane: &str, generation: Option<u64>) -> anyhow::Re
         Some(generation) => archive.read(lane, generation)??,
         None => {
             let (newest, damaged) = archive.newest(lane)?;
-            for damage in &damaged {
-                tracing::error!(generation = damage.generation, problem = damage.problem, "a snapshot is damaged");
-            }
-            newest.ok_or_else(|| anyhow!("no snapshot is whole"))?
+            whole(newest, &damaged)?
         }
     };
     Opened::new(lane.to_owned(), snapshot)
+}
+
+fn whole(newest: Option<Snapshot>, damaged: &[DamagedSnapshot]) -> anyhow::Result<Snapshot> {
+    for damage in damaged {
+        tracing::error!(generation = damage.generation, problem = damage.problem, "a snapshot is damaged");
+    }
+    newest.ok_or_else(|| anyhow!("no snapshot is whole"))
 }
 
 fn list(dir: &Path, json: bool) -> anyhow::Result<()> {
@@ -273,7 +277,9 @@ fn import(dir: &Path, config: &Config, space: Name, from: &Path) -> anyhow::Resu
     let lane = archive.lanes()?.into_iter().next();
     let (lane, mut head, mut engine) = match lane {
         Some(lane) => {
-            let opened = read(&archive, &lane, None)?;
+            // What is damaged must not get into the next generation.
+            let (newest, damaged) = archive.resume(&lane)?;
+            let opened = Opened::new(lane.clone(), whole(newest, &damaged)?)?;
             (lane, opened.head, opened.engine)
         }
         None => {
@@ -289,6 +295,7 @@ fn import(dir: &Path, config: &Config, space: Name, from: &Path) -> anyhow::Resu
     head.epoch += 1;
     head.publications.remove(&space);
     let generation = archive.commit(&lane, &head.seal(), engine.take_changes())?;
+    note(dir, &lane, generation)?;
     println!("space {space} starts from {}: generation {generation}, epoch {}", from.display(), head.epoch);
     Ok(())
 }
@@ -300,8 +307,14 @@ fn rollback(dir: &Path, to: u64) -> anyhow::Result<()> {
     head.epoch = newest.map_or(head.epoch, |newest| newest.epoch.max(head.epoch)) + 1;
     archive.rewind(&lane, to)?;
     let generation = archive.commit(&lane, &head.seal(), Vec::new())?;
+    note(dir, &lane, generation)?;
     println!("generation {generation} is generation {to} again, in epoch {}", head.epoch);
     Ok(())
+}
+
+/// So that the learner does not take what was given up for lost.
+fn note(dir: &Path, lane: &str, generation: u64) -> anyhow::Result<()> {
+    Witness::new(dir).note(lane, generation).context("cannot note the snapshot beside its store")
 }
 
 fn name(space: &str) -> Result<Name, Failure> {

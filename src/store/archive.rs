@@ -90,6 +90,11 @@ impl<S: SnapshotStore> Archive<S> {
         &self.store
     }
 
+    /// The store itself, for other uses.
+    pub fn into_store(self) -> S {
+        self.store
+    }
+
     /// Lanes that have snapshots.
     pub fn lanes(&self) -> Result<Vec<String>, StoreError> {
         let mut lanes = Vec::<String>::new();
@@ -158,16 +163,16 @@ impl<S: SnapshotStore> Archive<S> {
     /// Gives up all generations after this one.
     pub fn rewind(&mut self, lane: &str, generation: u64) -> Result<(), StoreError> {
         let mut batch = Batch::default();
-        for (later, parts) in self.heads(lane)?.split_off(&(generation + 1)) {
-            batch.delete_parts(&at(b'h', lane, later), parts);
+        for prefix in [lane_key(b'h', lane), lane_key(b'r', lane)] {
+            // By the keys that are there: of what is damaged, parts may be missing.
+            self.store.scan(&prefix, &mut |key, _| {
+                if split_generation(key, &prefix).is_some_and(|(later, _)| later > generation) {
+                    batch.deletes.push(key.to_vec());
+                }
+            })?;
         }
-        self.versions(lane, &mut |version, _| {
-            if version.generation > generation {
-                batch.delete_parts(&version.key(lane), version.parts);
-            }
-        })?;
         self.lanes.remove(lane);
-        self.store.apply(batch)
+        if batch.deletes.is_empty() { Ok(()) } else { self.store.apply(batch) }
     }
 
     /// Writes the next generation: what has changed since the last one, and a head. Returns its number once it is
@@ -177,7 +182,7 @@ impl<S: SnapshotStore> Archive<S> {
             Some(index) => index,
             None => self.index(lane)?,
         };
-        let generation = index.generations.last_key_value().map_or(1, |(last, _)| last + 1);
+        let generation = index.newest_generation().saturating_add(1);
         let mut batch = Batch { value_bytes_max: self.store.value_bytes_max(), ..Batch::default() };
         for (number, (key, value)) in (0_u32..).zip(changes) {
             index.change(lane, Version { generation, index: number, parts: 0, checksum: 0 }, &key, value, &mut batch);
@@ -208,8 +213,10 @@ impl<S: SnapshotStore> Archive<S> {
         Ok(())
     }
 
-    fn index(&self, lane: &str) -> Result<Index, StoreError> {
+    fn index(&mut self, lane: &str) -> Result<Index, StoreError> {
         let mut index = Index { generations: self.heads(lane)?, ..Index::default() };
+        // Records that have lost their head must not get into the next generation.
+        self.rewind(lane, index.newest_generation())?;
         self.versions(lane, &mut |version, record| match record {
             Some((key, value)) => index.note(key, version, value.is_none()),
             // No generation that is whole needs it.
@@ -222,8 +229,8 @@ impl<S: SnapshotStore> Archive<S> {
         let prefix = lane_key(b'h', lane);
         let mut heads = BTreeMap::new();
         self.store.scan(&prefix, &mut |key, _| {
-            if let Some((generation, _)) = key.get(prefix.len()..).and_then(<[u8]>::split_first_chunk::<8>) {
-                *heads.entry(u64::from_be_bytes(*generation)).or_default() += 1;
+            if let Some((generation, _)) = split_generation(key, &prefix) {
+                *heads.entry(generation).or_default() += 1;
             }
         })?;
         Ok(heads)
@@ -242,7 +249,7 @@ impl<S: SnapshotStore> Archive<S> {
             }
         };
         self.store.scan(&prefix, &mut |key, part| {
-            let Some((generation, index)) = key.get(prefix.len()..).and_then(split_place) else { return };
+            let Some((generation, index)) = split_place(key, &prefix) else { return };
             match &mut current {
                 Some((version, blob)) if (version.generation, version.index) == (generation, index) => {
                     version.parts += 1;
@@ -271,6 +278,11 @@ impl Version {
 }
 
 impl Index {
+    /// 0 if there is none.
+    fn newest_generation(&self) -> u64 {
+        self.generations.last_key_value().map_or(0, |(newest, _)| *newest)
+    }
+
     fn change(&mut self, lane: &str, version: Version, key: &[u8], value: Option<Vec<u8>>, batch: &mut Batch) {
         if value.is_none() && !self.newest.contains_key(&xxh3_128(key)) {
             return;
@@ -304,9 +316,17 @@ impl Index {
             batch.delete_parts(&at(b'h', lane, generation), parts);
         }
         let Some((&oldest, _)) = self.generations.first_key_value() else { return };
-        let needed = self.superseded.split_off(&(oldest + 1));
-        for version in std::mem::replace(&mut self.superseded, needed).into_values().flatten() {
-            batch.delete_parts(&version.key(lane), version.parts);
+        let newest = self.newest_generation();
+        let needed = self.superseded.split_off(&oldest.saturating_add(1));
+        for (since, useless) in std::mem::replace(&mut self.superseded, needed) {
+            for version in useless {
+                if version.generation < newest {
+                    batch.delete_parts(&version.key(lane), version.parts);
+                } else {
+                    // It is in this very batch: where one generation is kept, what is gone goes with the next.
+                    self.superseded.entry(since).or_default().push(version);
+                }
+            }
         }
     }
 }
@@ -344,11 +364,17 @@ fn part_key(key: &[u8], part: u32) -> Vec<u8> {
     key
 }
 
+/// The generation behind a prefix, and what follows it.
+fn split_generation<'a>(key: &'a [u8], prefix: &[u8]) -> Option<(u64, &'a [u8])> {
+    let (generation, rest) = key.get(prefix.len()..)?.split_first_chunk::<8>()?;
+    Some((u64::from_be_bytes(*generation), rest))
+}
+
 /// Generation and index of a record.
-fn split_place(rest: &[u8]) -> Option<(u64, u32)> {
-    let (generation, rest) = rest.split_first_chunk::<8>()?;
+fn split_place(key: &[u8], prefix: &[u8]) -> Option<(u64, u32)> {
+    let (generation, rest) = split_generation(key, prefix)?;
     let (index, _) = rest.split_first_chunk::<4>()?;
-    Some((u64::from_be_bytes(*generation), u32::from_be_bytes(*index)))
+    Some((generation, u32::from_be_bytes(*index)))
 }
 
 fn seal_record(key: &[u8], value: Option<&[u8]>) -> Vec<u8> {
@@ -403,4 +429,300 @@ fn open_head(place: &[u8], blob: &[u8]) -> Option<(u64, u64, Vec<u8>)> {
     let (records, rest) = payload.split_first_chunk::<8>()?;
     let (sum, head) = rest.split_first_chunk::<8>()?;
     Some((u64::from_le_bytes(*records), u64::from_le_bytes(*sum), head.to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Memory;
+    use super::*;
+    use proptest::prelude::*;
+    use proptest::sample::Index as Pick;
+    use std::collections::BTreeSet;
+
+    const LANES: [&str; 3] = ["file", "files", "f"];
+
+    type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+
+    /// What the archive should hold of a lane, in the plainest way: every kept generation in full.
+    #[derive(Debug, Clone, Default)]
+    struct Plain(Vec<Kept>);
+
+    #[derive(Debug, Clone, Default)]
+    struct Kept {
+        generation: u64,
+        head: Vec<u8>,
+        /// Values, with the generation that wrote them.
+        map: BTreeMap<Vec<u8>, (u64, Vec<u8>)>,
+        /// Keys that went with this generation.
+        gone: Vec<Vec<u8>>,
+    }
+
+    impl Kept {
+        fn records(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
+            self.map.iter().map(|(key, (_, value))| (key.clone(), value.clone())).collect()
+        }
+
+        fn snapshot(&self) -> Snapshot {
+            Snapshot { generation: self.generation, head: self.head.clone(), records: self.records() }
+        }
+    }
+
+    impl Plain {
+        fn commit(&mut self, head: &[u8], changes: &[Change], keep: usize) -> u64 {
+            let mut next = self.0.last().cloned().unwrap_or_default();
+            next.generation += 1;
+            (next.head, next.gone) = (head.to_vec(), Vec::new());
+            for (key, value) in changes {
+                match value {
+                    Some(value) => drop(next.map.insert(key.clone(), (next.generation, value.clone()))),
+                    None => next.gone.extend(next.map.remove(key).map(|_| key.clone())),
+                }
+            }
+            let generation = next.generation;
+            self.0.push(next);
+            self.0.drain(..self.0.len().saturating_sub(keep));
+            generation
+        }
+
+        /// Entries of the store that the kept generations need: at least, and at most with what only the next commit drops.
+        fn entries(&self) -> (usize, usize) {
+            let parts = |bytes: usize| bytes.div_ceil(Memory::default().value_bytes_max());
+            let heads: usize = self.0.iter().map(|kept| parts(24 + kept.head.len())).sum();
+            let record = |key: &[u8], value: &[u8]| parts(13 + key.len() + value.len());
+            let versions: BTreeMap<(u64, &[u8]), usize> = self
+                .0
+                .iter()
+                .flat_map(|kept| &kept.map)
+                .map(|(key, (since, value))| ((*since, &key[..]), record(key, value)))
+                .collect();
+            let gone = |kept: &Kept| kept.gone.iter().map(|key| record(key, &[])).sum::<usize>();
+            let least = heads + versions.values().sum::<usize>() + self.0.iter().skip(1).map(gone).sum::<usize>();
+            (least, least + if self.0.len() == 1 { gone(&self.0[0]) } else { 0 })
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Commit { lane: usize, head: usize, changes: Vec<(u8, Option<usize>)> },
+        Reopen,
+        Rewind { lane: usize, to: Pick },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let value = prop_oneof![3 => 0..300_usize, 1 => 0..20_000_usize, 1 => 8150..8200_usize];
+        let change = (0..14_u8, prop::option::weighted(0.7, value));
+        let commit = (0..LANES.len(), 0..5000_usize, prop::collection::vec(change, 0..6));
+        prop_oneof![
+            8 => commit.prop_map(|(lane, head, changes)| Step::Commit { lane, head, changes }),
+            1 => Just(Step::Reopen),
+            1 => (0..LANES.len(), any::<Pick>()).prop_map(|(lane, to)| Step::Rewind { lane, to }),
+        ]
+    }
+
+    /// Bytes that differ from all others of this length.
+    fn bytes(length: usize, salt: &mut u64) -> Vec<u8> {
+        *salt += 1;
+        salt.to_le_bytes().into_iter().cycle().take(length).collect()
+    }
+
+    /// Keys of several lengths, some the beginning of others, one empty.
+    fn key(number: u8) -> Vec<u8> {
+        vec![number % 3; usize::from(number / 3) * 4]
+    }
+
+    fn changes(of: &[(u8, Option<usize>)], salt: &mut u64) -> Vec<Change> {
+        let last: BTreeMap<Vec<u8>, Option<usize>> =
+            of.iter().map(|(number, length)| (key(*number), *length)).collect();
+        last.into_iter().map(|(key, length)| (key, length.map(|length| bytes(length, salt)))).collect()
+    }
+
+    fn check(archive: &Archive<Memory>, plain: &[Plain], keep: usize) {
+        let (mut least, mut most) = (0, 0);
+        for (lane, plain) in LANES.into_iter().zip(plain) {
+            let expected: Vec<u64> = plain.0.iter().map(|kept| kept.generation).collect();
+            assert_eq!(archive.generations(lane).unwrap(), expected);
+            assert!(expected.len() <= keep);
+            for kept in &plain.0 {
+                assert_eq!(archive.read(lane, kept.generation).unwrap().unwrap(), kept.snapshot());
+            }
+            let bounds = plain.entries();
+            (least, most) = (least + bounds.0, most + bounds.1);
+        }
+        let found = archive.store().entries.len();
+        assert!((least..=most).contains(&found), "{found} entries, expected {least} to {most}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+
+        #[test]
+        fn keeps_what_a_plain_list_of_maps_would_keep(keep in 1..5_usize, steps in prop::collection::vec(step(), 1..40)) {
+            let mut archive = Archive::open(Memory::default(), keep).unwrap();
+            let mut plain = vec![Plain::default(); LANES.len()];
+            let mut salt = 0;
+            for step in steps {
+                match step {
+                    Step::Commit { lane, head, changes: of } => {
+                        let (head, changes) = (bytes(head, &mut salt), changes(&of, &mut salt));
+                        let expected = plain[lane].commit(&head, &changes, keep);
+                        assert_eq!(archive.commit(LANES[lane], &head, changes).unwrap(), expected);
+                    }
+                    Step::Reopen => archive = Archive::open(archive.into_store(), keep).unwrap(),
+                    Step::Rewind { lane, to } => {
+                        let kept = &mut plain[lane].0;
+                        if !kept.is_empty() {
+                            kept.truncate(to.index(kept.len()) + 1);
+                            archive.rewind(LANES[lane], kept.last().unwrap().generation).unwrap();
+                        }
+                    }
+                }
+                check(&archive, &plain, keep);
+            }
+        }
+
+        #[test]
+        fn damage_is_noticed_and_survived(
+            keep in 1..4_usize,
+            commits in prop::collection::vec((0..2_usize, 0..200_usize, prop::collection::vec((0..14_u8, prop::option::weighted(0.8, 0..9000_usize)), 1..8)), 2..12),
+            damage in damage(),
+            after in prop::collection::vec(prop::collection::vec((0..14_u8, prop::option::weighted(0.6, 0..9000_usize)), 0..6), 1..5),
+        ) {
+            let mut archive = Archive::open(Memory::default(), keep).unwrap();
+            let mut plain = vec![Plain::default(); 2];
+            let mut salt = 0;
+            for (lane, head, of) in commits {
+                let (head, changes) = (bytes(head, &mut salt), changes(&of, &mut salt));
+                plain[lane].commit(&head, &changes, keep);
+                archive.commit(LANES[lane], &head, changes).unwrap();
+            }
+            let mut store = archive.into_store();
+            let before = store.clone();
+            damage.inflict(&mut store.entries);
+            let touched = |lane: &str| {
+                let of_lane = |store: &Memory| {
+                    let entries = store.entries.iter().filter(|(key, _)| key[1..].starts_with(&lane_key(0, lane)[1..]));
+                    entries.map(|(key, value)| (key.clone(), value.clone())).collect::<Map>()
+                };
+                of_lane(&store) != of_lane(&before)
+            };
+            let touched = LANES.map(touched);
+            let mut archive = Archive::open(store, keep).unwrap();
+            for (i, plain) in plain.iter_mut().enumerate() {
+                let lane = LANES[i];
+                let mut whole = Vec::new();
+                for kept in &plain.0 {
+                    match archive.read(lane, kept.generation).unwrap() {
+                        Ok(snapshot) => {
+                            assert_eq!(snapshot, kept.snapshot());
+                            whole.push(kept.generation);
+                        }
+                        Err(_) => assert!(touched[i], "only what was touched is damaged"),
+                    }
+                }
+                let listed = archive.generations(lane).unwrap();
+                let (resumed, damaged) = archive.resume(lane).unwrap();
+                assert_eq!(resumed.as_ref().map(|snapshot| snapshot.generation), whole.last().copied());
+                if !whole.is_empty() {
+                    assert_eq!(damaged.len(), listed.iter().filter(|g| **g > *whole.last().unwrap()).count());
+                } else if !listed.is_empty() {
+                    // Nobody goes on from here: the runner refuses.
+                    continue;
+                }
+                plain.0.retain(|kept| Some(kept.generation) <= whole.last().copied());
+                let mut current = plain.0.last().cloned().unwrap_or_default();
+                for of in &after {
+                    let (head, changes) = (bytes(30, &mut salt), changes(of, &mut salt));
+                    let mut next = Plain(vec![current]);
+                    let generation = next.commit(&head, &changes, 1);
+                    current = next.0.remove(0);
+                    assert_eq!(archive.commit(lane, &head, changes).unwrap(), generation);
+                    assert_eq!(archive.read(lane, generation).unwrap().unwrap(), current.snapshot());
+                    // Those before are as whole as they were.
+                    for kept in plain.0.iter().filter(|kept| archive.generations(lane).unwrap().contains(&kept.generation)) {
+                        let read = archive.read(lane, kept.generation).unwrap();
+                        assert_eq!(read.is_ok(), whole.contains(&kept.generation));
+                        assert!(read.is_err() || read.unwrap() == kept.snapshot());
+                    }
+                }
+                assert!(archive.generations(lane).unwrap().len() <= keep);
+            }
+        }
+
+        #[test]
+        fn arbitrary_content_is_no_snapshot(
+            entries in prop::collection::btree_map(strange_key(), prop::collection::vec(any::<u8>(), 0..200), 0..30),
+            to in any::<u64>(),
+        ) {
+            let mut archive = Archive::open(Memory { entries }, 2).unwrap();
+            let lanes: BTreeSet<String> = archive.lanes().unwrap().into_iter().chain(LANES.map(String::from)).collect();
+            for lane in lanes {
+                for generation in archive.generations(&lane).unwrap() {
+                    assert!(archive.read(&lane, generation).unwrap().is_err());
+                }
+                assert_eq!(archive.resume(&lane).unwrap().0, None);
+                let head = b"head".to_vec();
+                let generation = archive.commit(&lane, &head, vec![(b"k".to_vec(), Some(b"v".to_vec()))]).unwrap();
+                if generation < u64::MAX {
+                    let records = vec![(b"k".to_vec(), b"v".to_vec())];
+                    assert_eq!(archive.read(&lane, generation).unwrap().unwrap(), Snapshot { generation, head, records });
+                }
+                archive.rewind(&lane, to).unwrap();
+            }
+        }
+    }
+
+    /// Something that happens to a store.
+    #[derive(Debug, Clone)]
+    enum Damage {
+        Flip(Pick, Pick, u8),
+        Cut(Pick, Pick),
+        Delete(Pick),
+        Swap(Pick, Pick),
+    }
+
+    fn damage() -> impl Strategy<Value = Damage> {
+        let pick = any::<Pick>;
+        prop_oneof![
+            (pick(), pick(), 0..8_u8).prop_map(|(at, byte, bit)| Damage::Flip(at, byte, bit)),
+            (pick(), pick()).prop_map(|(at, length)| Damage::Cut(at, length)),
+            pick().prop_map(Damage::Delete),
+            (pick(), pick()).prop_map(|(a, b)| Damage::Swap(a, b)),
+        ]
+    }
+
+    impl Damage {
+        fn inflict(self, entries: &mut Map) {
+            let keys: Vec<Vec<u8>> = entries.keys().cloned().collect();
+            let key = |pick: Pick| keys[pick.index(keys.len())].clone();
+            match self {
+                Self::Flip(at, byte, bit) => {
+                    let value = entries.get_mut(&key(at)).unwrap();
+                    let byte = byte.index(value.len());
+                    value[byte] ^= 1 << bit;
+                }
+                Self::Cut(at, length) => {
+                    let value = entries.get_mut(&key(at)).unwrap();
+                    value.truncate(length.index(value.len()));
+                }
+                Self::Delete(at) => drop(entries.remove(&key(at))),
+                Self::Swap(a, b) => {
+                    let (first, second) = (entries[&key(a)].clone(), entries[&key(b)].clone());
+                    entries.insert(key(a), second);
+                    entries.insert(key(b), first);
+                }
+            }
+        }
+    }
+
+    /// Keys that are nearly those of an archive.
+    fn strange_key() -> impl Strategy<Value = Vec<u8>> {
+        let lane = prop_oneof![Just(b"\0\x04file".to_vec()), prop::collection::vec(any::<u8>(), 0..8)];
+        let number = prop_oneof![Just(u64::MAX), Just(0), Just(1), Just(2), any::<u64>()];
+        let end = prop::collection::vec(any::<u8>(), 0..10);
+        (prop_oneof![Just(b'h'), Just(b'r'), any::<u8>()], lane, number, end).prop_map(|(kind, lane, number, end)| {
+            let mut key = vec![kind];
+            key.extend([lane, number.to_be_bytes().to_vec(), end].concat());
+            key
+        })
+    }
 }
