@@ -2,13 +2,22 @@
 //!
 //! `POINTSMAN_BLESS=1 cargo test formats` writes files of the present version that are not there yet.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use pointsman::config::{Algorithm, LearnerConfig};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use pointsman::config::{Algorithm, Config, LearnerConfig, Settings};
+use pointsman::engine::{Engine, Input, Side};
 use pointsman::event::{Example, Name, Query};
 use pointsman::learner::Trainer;
+use pointsman::merge::{MergeState, Position};
 use pointsman::router::{Params, Policy, Sampling, ScoreForm};
+use pointsman::snapshot::{LaneHead, Publication, fingerprint};
+use pointsman::store::Memory;
+use pointsman::store::archive::Archive;
+use pointsman::wire::events::Parser;
 use pointsman::wire::params;
 
 fn golden(name: &str, present: &[u8]) -> Vec<u8> {
@@ -82,4 +91,80 @@ fn routing_parameters() {
     let bytes = golden("params-1.safetensors", &params::encode(&present));
     assert_eq!(params::decode(&bytes).unwrap(), present);
     assert_eq!(params::encode(&present), bytes, "the format changed: raise its version and keep the old file");
+}
+
+/// A lane in the middle of its work: two spaces, requests that wait and that are remembered, a partial batch.
+fn lane() -> (Engine, LaneHead, Archive<Memory>) {
+    let text = "[learner]\ndim = 3\nmodels = [\"a\", \"b\"]\nretired = [\"old\"]\nrank = 2\nbatch = 3\n\
+        missing_propensities = \"uniform\"\n[spaces.shop]\nalgorithm = \"hpg-parameter-free\"\n\
+        [join]\nwindow_ms = 1000\naggregate = \"mean\"\n";
+    let settings = toml::from_str::<Config>(text).unwrap().check().unwrap();
+    let parser = Parser::new(&settings);
+    let mut engine = Engine::new(settings.clone());
+    let mut archive = Archive::open(Memory::default(), 3).unwrap();
+    let position = Position { floor: 10, floor_line: 1, read: 40, ahead: [30].into(), newest_ms: Some(7) };
+    let mut head = LaneHead {
+        engine: engine.head(),
+        merge: MergeState { positions: [("queries/1".to_owned(), position)].into(), last_ms: Some(5), out_of_order: 2 },
+        epoch: 4,
+        publications: [(Name::default_space(), Publication { version: 9, revision: 1 })].into(),
+        configuration: fingerprint(&settings),
+        audit_bytes: 77,
+        created_ms: 1_731_700_000_000,
+    };
+    for i in 0..60 {
+        let (space, model) = (["default", "shop"][i % 2], ["a", "b", "b", "old", "a"][i % 5]);
+        let known = if i % 4 < 2 { r#","propensities":{"a":0.25,"b":0.5,"old":0.25}"# } else { "" };
+        let query = format!(
+            r#"{{"request_id":"r{i}","space":"{space}","ts_ms":{},"query":[{},0.5,-1],"model":"{model}"{known}}}"#,
+            100 * i,
+            i % 7
+        );
+        let reward = format!(
+            r#"{{"request_id":"r{}","space":"{space}","ts_ms":{},"reward":0.{}}}"#,
+            i / 3 * 3,
+            100 * i + 50,
+            i % 10
+        );
+        for (side, text) in [(Side::Query, query), (Side::Reward, reward)] {
+            engine.step(Input::parse(&parser, side, text.into_bytes(), None));
+        }
+        if i % 20 == 19 {
+            head.engine = engine.head();
+            archive.commit("file", &head.seal(), engine.take_changes()).unwrap();
+        }
+    }
+    (engine, head, archive)
+}
+
+#[test]
+fn snapshots() {
+    let (engine, head, archive) = lane();
+    let entries = archive.store().entries.iter().map(|(key, value)| (BASE64.encode(key), BASE64.encode(value)));
+    let present = serde_json::to_vec_pretty(&entries.collect::<BTreeMap<_, _>>()).unwrap();
+    let file: BTreeMap<String, String> = serde_json::from_slice(&golden("snapshot-1.json", &present)).unwrap();
+    let decode = |text: &String| BASE64.decode(text).unwrap();
+    let entries = file.iter().map(|(key, value)| (decode(key), decode(value))).collect();
+    let archive = Archive::open(Memory { entries }, 3).unwrap();
+    assert_eq!(archive.generations("file").unwrap(), [1, 2, 3]);
+    let counts = archive.generations("file").unwrap().into_iter().map(|generation| {
+        let snapshot = archive.read("file", generation).unwrap().unwrap();
+        let head = LaneHead::open(&snapshot.head).unwrap();
+        // As the snapshots commands do: with the configuration that is in it.
+        let settings: Settings = serde_json::from_str(&head.configuration).unwrap();
+        let restored = Engine::restore(settings, head.engine.clone(), snapshot.records).unwrap();
+        (head, restored)
+    });
+    let (found, restored) = counts.last().unwrap();
+    // Keys of the configuration may be added: what was there is still understood.
+    assert_eq!(LaneHead { configuration: head.configuration.clone(), ..found }, head);
+    assert_eq!(restored.counts(), engine.counts());
+    assert!(restored.counts().join.queries.pending > 0 && restored.counts().join.queries.retired > 0);
+    for (found, expected) in restored.spaces().zip(engine.spaces()) {
+        assert_eq!((&found.name, &found.models, found.version), (&expected.name, &expected.models, expected.version));
+        for (found, expected) in found.eigens.iter().zip(&expected.eigens) {
+            let pairs = found.dense(3).into_iter().zip(expected.dense(3));
+            pairs.for_each(|(found, expected)| assert!((found - expected).abs() < 1e-9, "{found} {expected}"));
+        }
+    }
 }

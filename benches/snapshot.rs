@@ -1,0 +1,253 @@
+//! What a snapshot costs: the pause of the engine, and the durable commit, beside a plain file of the same bytes.
+//!
+//! `cargo bench --bench snapshot`. d = 768, M = 8, k = 16, with 2000 updates and their traffic between two snapshots,
+//! as configured by default. The plain file is written in full, synced and renamed, once with the bytes of what has
+//! changed and once with those of the whole state: the ratios are what counts, they come from one disk in one run.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use base64::Engine as _;
+use pointsman::config::{Config, Settings, StoreKind};
+use pointsman::engine::{Engine, Input, Side};
+use pointsman::report::{Column, Table};
+use pointsman::simulate::queries::{Queries, Shape};
+use pointsman::snapshot::{LaneHead, fingerprint};
+use pointsman::store::archive::Change;
+use pointsman::store::{self, DirArchive, SnapshotStore};
+use pointsman::wire::events::Parser;
+
+const DIM: usize = 768;
+const MODELS: usize = 8;
+const UPDATES: u64 = 2000;
+const SNAPSHOTS: usize = 30;
+const KEEP: usize = 3;
+
+/// Requests that wait for a reward that never comes.
+const PENDING: [u64; 2] = [0, 50_000];
+
+fn main() {
+    let columns = [
+        "pending joins",
+        "store",
+        "changed MB",
+        "pause p50",
+        "p99",
+        "commit p50",
+        "p99",
+        "plain file p50",
+        "p99",
+        "ratio",
+        "full file p50",
+        "ratio",
+        "MB on disk",
+        "times live",
+    ];
+    let mut columns: Vec<Column> = columns.map(Column::right).into_iter().collect();
+    columns[1] = Column::left("store");
+    let note = format!(
+        "Times in ms, over {SNAPSHOTS} snapshots, {UPDATES} updates apart. Ratio: commit to the plain file beside it, medians."
+    );
+    let mut table = Table { columns, rows: Vec::new(), note: Some(note) };
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench-snapshot");
+    for pending in PENDING {
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).expect("target can be written");
+        measure(pending, &directory, &mut table);
+    }
+    let _ = std::fs::remove_dir_all(&directory);
+    println!("{}", table.text());
+}
+
+/// One engine, and each of its snapshots into every store.
+fn measure(pending: u64, directory: &Path, table: &mut Table) {
+    let kinds = [StoreKind::Redb, StoreKind::Sled];
+    let mut stores = kinds.map(|kind| store::open(&directory.join(kind.to_string()), kind, KEEP).expect("a new store"));
+    let mut traffic = Traffic::new();
+    traffic.wait(pending);
+    traffic.update(3 * UPDATES);
+    let mut pauses = Times::default();
+    let mut commits = kinds.map(|_| Times::default());
+    let (mut plain, mut full) = (Times::default(), Times::default());
+    let (mut changed_bytes, mut live_bytes) = (0, 0);
+    for number in 0..=SNAPSHOTS {
+        traffic.update(UPDATES);
+        let start = Instant::now();
+        let (changes, head) = traffic.take_snapshot();
+        let pause = start.elapsed().as_secs_f64();
+        let bytes: usize = head.len() + changes.iter().map(change_bytes).sum::<usize>();
+        let mut times = Vec::new();
+        for store in &mut stores {
+            let changes = changes.clone();
+            times.push(timed(|| commit(store, &head, changes)));
+        }
+        let beside = directory.join("plain");
+        let plain_bytes = content(bytes);
+        let plain_time = timed(|| replace(&beside, &plain_bytes));
+        // The first holds all that waits, and the disk is cold: not measured.
+        if number == 0 {
+            live_bytes = bytes;
+            eprintln!("{pending} pending: the first snapshot has {bytes} bytes, redb took {:.1} ms", 1e3 * times[0]);
+            continue;
+        }
+        changed_bytes += bytes;
+        pauses.0.push(pause);
+        commits.iter_mut().zip(times).for_each(|(all, time)| all.0.push(time));
+        plain.0.push(plain_time);
+        let full_bytes = content(live_bytes);
+        full.0.push(timed(|| replace(&beside, &full_bytes)));
+    }
+    for ((kind, store), commits) in kinds.iter().zip(&stores).zip(&mut commits) {
+        let (newest, _) = store.newest("file").expect("a store that can be read");
+        let live: usize =
+            newest.map_or(0, |s| s.head.len() + s.records.iter().map(|(_, value)| value.len()).sum::<usize>());
+        let on_disk = store.store().bytes_on_disk().expect("a directory") as f64;
+        let ms = |x: f64| format!("{:.2}", 1e3 * x);
+        let mb = |bytes: f64| format!("{:.2}", bytes / 1e6);
+        table.rows.push(vec![
+            pending.to_string(),
+            kind.to_string(),
+            mb(changed_bytes as f64 / SNAPSHOTS as f64),
+            ms(pauses.at(0.5)),
+            ms(pauses.at(0.99)),
+            ms(commits.at(0.5)),
+            ms(commits.at(0.99)),
+            ms(plain.at(0.5)),
+            ms(plain.at(0.99)),
+            format!("{:.2}", commits.at(0.5) / plain.at(0.5)),
+            ms(full.at(0.5)),
+            format!("{:.2}", commits.at(0.5) / full.at(0.5)),
+            mb(on_disk),
+            format!("{:.2}", on_disk / live as f64),
+        ]);
+    }
+}
+
+/// An engine and the events that it gets.
+struct Traffic {
+    engine: Engine,
+    head: LaneHead,
+    parser: Parser,
+    queries: Vec<String>,
+    propensities: String,
+    ts_ms: u64,
+    next: u64,
+}
+
+impl Traffic {
+    fn new() -> Self {
+        let names: Vec<String> = (0..MODELS).map(|m| format!("m{m}")).collect();
+        // Joined requests are remembered for as long as 2000 updates take, so that the state has a steady size.
+        let text = format!(
+            "[learner]\ndim = {DIM}\nmodels = {names:?}\nrank = 16\n\
+             [join]\nwindow_ms = 100000000000\nearly_ms = 0\nremember_ms = 2000\n"
+        );
+        let settings: Settings =
+            toml::from_str::<Config>(&text).expect("good TOML").check().expect("a good configuration");
+        let mut draws = Queries::new(Shape::PowerLaw, DIM, 1);
+        let query = |_| {
+            let bytes: Vec<u8> = draws.draw().as_slice().iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
+            base64::engine::general_purpose::STANDARD.encode(bytes)
+        };
+        let queries = (0..500).map(query).collect();
+        let uniform: Vec<String> = names.iter().map(|name| format!("\"{name}\":{}", 1.0 / MODELS as f64)).collect();
+        Self {
+            parser: Parser::new(&settings),
+            head: LaneHead { configuration: fingerprint(&settings), ..LaneHead::default() },
+            engine: Engine::new(settings),
+            queries,
+            propensities: uniform.join(","),
+            ts_ms: 1_700_000_000_000,
+            next: 0,
+        }
+    }
+
+    fn query(&mut self) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.ts_ms += 1;
+        let (query, model) = (&self.queries[id as usize % self.queries.len()], id as usize * 3 % MODELS);
+        let event = format!(
+            r#"{{"request_id":"request-{id:010}","ts_ms":{},"query":"{query}","model":"m{model}","propensities":{{{}}}}}"#,
+            self.ts_ms, self.propensities
+        );
+        self.step(Side::Query, event);
+        id
+    }
+
+    fn step(&mut self, side: Side, event: String) {
+        let effects = self.engine.step(Input::parse(&self.parser, side, event.into_bytes(), None));
+        assert!(effects.dead_letter.is_none());
+    }
+
+    /// Queries without rewards.
+    fn wait(&mut self, count: u64) {
+        (0..count).for_each(|_| drop(self.query()));
+    }
+
+    /// Queries with rewards.
+    fn update(&mut self, count: u64) {
+        for _ in 0..count {
+            let id = self.query();
+            let reward = if id * 7 % 5 < 2 { 1 } else { 0 };
+            let event = format!(r#"{{"request_id":"request-{id:010}","ts_ms":{},"reward":{reward}}}"#, self.ts_ms);
+            self.step(Side::Reward, event);
+        }
+    }
+
+    /// What blocks the engine's thread.
+    fn take_snapshot(&mut self) -> (Vec<Change>, Vec<u8>) {
+        self.head.engine = self.engine.head();
+        (self.engine.take_changes(), self.head.seal())
+    }
+}
+
+fn change_bytes((key, value): &Change) -> usize {
+    key.len() + value.as_ref().map_or(0, Vec::len)
+}
+
+fn commit(store: &mut DirArchive, head: &[u8], changes: Vec<Change>) {
+    store.commit("file", head, changes).expect("a disk that can be written");
+}
+
+/// The plainest durable write.
+fn replace(path: &Path, bytes: &[u8]) {
+    let write = || {
+        let beside = path.with_extension("new");
+        let mut file = File::create(&beside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&beside, path)?;
+        File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+    };
+    write().expect("a disk that can be written");
+}
+
+/// Bytes that no disk can make smaller.
+fn content(length: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u8
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+/// Seconds.
+fn timed(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_secs_f64()
+}
+
+#[derive(Default)]
+struct Times(Vec<f64>);
+
+impl Times {
+    fn at(&mut self, share: f64) -> f64 {
+        self.0.sort_by(f64::total_cmp);
+        self.0[((self.0.len() - 1) as f64 * share).round() as usize]
+    }
+}
