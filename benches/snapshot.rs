@@ -1,8 +1,9 @@
 //! What a snapshot costs: the pause of the engine, and the durable commit, beside a plain file of the same bytes.
 //!
 //! `cargo bench --bench snapshot`. d = 768, M = 8, k = 16, with 2000 updates and their traffic between two snapshots,
-//! as configured by default. The plain file is written in full, synced and renamed, once with the bytes of what has
-//! changed and once with those of the whole state: the ratios are what counts, they come from one disk in one run.
+//! as configured by default: each request's reward comes when so many later requests wait as the row says. The plain
+//! file is written, synced and renamed, beside each snapshot with the bytes of what has changed, and in the end with
+//! those of the whole state: the ratios are what counts, they come from one disk in one run.
 
 use std::fs::File;
 use std::io::Write;
@@ -25,7 +26,7 @@ const UPDATES: u64 = 2000;
 const SNAPSHOTS: usize = 30;
 const KEEP: usize = 3;
 
-/// Requests that wait for a reward that never comes.
+/// Requests that wait for their reward at any time.
 const PENDING: [u64; 2] = [0, 50_000];
 
 fn main() {
@@ -65,9 +66,8 @@ fn main() {
 fn measure(pending: u64, directory: &Path, table: &mut Table) {
     let kinds = [StoreKind::Redb, StoreKind::Sled];
     let mut stores = kinds.map(|kind| store::open(&directory.join(kind.to_string()), kind, KEEP).expect("a new store"));
-    let mut traffic = Traffic::new();
-    traffic.wait(pending);
-    traffic.update(3 * UPDATES);
+    let mut traffic = Traffic::new(pending);
+    traffic.warm_up();
     let mut pauses = Times::default();
     let mut commits = kinds.map(|_| Times::default());
     let (mut plain, mut full) = (Times::default(), Times::default());
@@ -83,9 +83,6 @@ fn measure(pending: u64, directory: &Path, table: &mut Table) {
             let changes = changes.clone();
             times.push(timed(|| commit(store, &head, changes)));
         }
-        let beside = directory.join("plain");
-        let plain_bytes = content(bytes);
-        let plain_time = timed(|| replace(&beside, &plain_bytes));
         // The first holds all that waits, and the disk is cold: not measured.
         if number == 0 {
             live_bytes = bytes;
@@ -95,10 +92,11 @@ fn measure(pending: u64, directory: &Path, table: &mut Table) {
         changed_bytes += bytes;
         pauses.0.push(pause);
         commits.iter_mut().zip(times).for_each(|(all, time)| all.0.push(time));
-        plain.0.push(plain_time);
-        let full_bytes = content(live_bytes);
-        full.0.push(timed(|| replace(&beside, &full_bytes)));
+        let content = content(bytes);
+        plain.0.push(timed(|| replace(&directory.join("changed"), &content)));
     }
+    let content = content(live_bytes);
+    (0..5).for_each(|_| full.0.push(timed(|| replace(&directory.join("whole"), &content))));
     for ((kind, store), commits) in kinds.iter().zip(&stores).zip(&mut commits) {
         let (newest, _) = store.newest("file").expect("a store that can be read");
         let live: usize =
@@ -134,15 +132,17 @@ struct Traffic {
     propensities: String,
     ts_ms: u64,
     next: u64,
+    pending: u64,
 }
 
 impl Traffic {
-    fn new() -> Self {
+    fn new(pending: u64) -> Self {
         let names: Vec<String> = (0..MODELS).map(|m| format!("m{m}")).collect();
-        // Joined requests are remembered for as long as 2000 updates take, so that the state has a steady size.
+        // One request a millisecond; joined ones are remembered for as many more as two snapshots are apart.
         let text = format!(
             "[learner]\ndim = {DIM}\nmodels = {names:?}\nrank = 16\n\
-             [join]\nwindow_ms = 100000000000\nearly_ms = 0\nremember_ms = 2000\n"
+             [join]\nwindow_ms = {}\nearly_ms = 0\nremember_ms = 0\n",
+            pending + 2 * UPDATES
         );
         let settings: Settings =
             toml::from_str::<Config>(&text).expect("good TOML").check().expect("a good configuration");
@@ -161,6 +161,7 @@ impl Traffic {
             propensities: uniform.join(","),
             ts_ms: 1_700_000_000_000,
             next: 0,
+            pending,
         }
     }
 
@@ -182,16 +183,19 @@ impl Traffic {
         assert!(effects.dead_letter.is_none());
     }
 
-    /// Queries without rewards.
-    fn wait(&mut self, count: u64) {
-        (0..count).for_each(|_| drop(self.query()));
+    /// Until as many requests wait and are remembered as in the long run, and the rank is full.
+    fn warm_up(&mut self) {
+        for _ in 0..self.pending {
+            self.query();
+        }
+        self.update(3 * UPDATES);
     }
 
-    /// Queries with rewards.
+    /// Queries, each with the reward of an earlier one.
     fn update(&mut self, count: u64) {
         for _ in 0..count {
-            let id = self.query();
-            let reward = if id * 7 % 5 < 2 { 1 } else { 0 };
+            let id = self.query() - self.pending;
+            let reward = u8::from(id * 7 % 5 < 2);
             let event = format!(r#"{{"request_id":"request-{id:010}","ts_ms":{},"reward":{reward}}}"#, self.ts_ms);
             self.step(Side::Reward, event);
         }

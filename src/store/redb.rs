@@ -4,7 +4,7 @@ use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use redb::{Database, DatabaseError, Durability, ReadOnlyDatabase, ReadableDatabase, TableDefinition, TableError};
+use redb::{Database, DatabaseError, Durability, ReadableDatabase, TableDefinition, TableError};
 
 use super::dir::{allocated, aside};
 use super::{Batch, SnapshotStore, StoreError};
@@ -23,8 +23,9 @@ pub struct Redb {
 
 enum Handle {
     Whole(Database),
-    /// It opens, but not all of it is what was written.
-    Damaged(ReadOnlyDatabase),
+    /// It opens, but not all of it is what was written. This handle can still read; opened again, even for reading only,
+    /// it would want to be repaired first, and cannot be.
+    Damaged(Database),
     Closed,
 }
 
@@ -48,12 +49,8 @@ impl Redb {
         Ok(Self { dir: dir.to_owned(), handle, _lock: lock })
     }
 
-    fn scan_table(
-        reader: &dyn Fn() -> Result<redb::ReadTransaction, redb::TransactionError>,
-        prefix: &[u8],
-        each: &mut dyn FnMut(&[u8], &[u8]),
-    ) -> Result<(), redb::Error> {
-        let table = match reader()?.open_table(TABLE) {
+    fn scan_table(database: &Database, prefix: &[u8], each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), redb::Error> {
+        let table = match database.begin_read()?.open_table(TABLE) {
             Err(TableError::TableDoesNotExist(_)) => return Ok(()),
             table => table?,
         };
@@ -93,8 +90,7 @@ impl SnapshotStore for Redb {
 
     fn scan(&self, prefix: &[u8], each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
         let scanned = catch_unwind(AssertUnwindSafe(|| match &self.handle {
-            Handle::Whole(database) => Self::scan_table(&|| database.begin_read(), prefix, each),
-            Handle::Damaged(database) => Self::scan_table(&|| database.begin_read(), prefix, each),
+            Handle::Whole(database) | Handle::Damaged(database) => Self::scan_table(database, prefix, each),
             Handle::Closed => Ok(()),
         }));
         match scanned {
@@ -140,10 +136,7 @@ fn open_checked(path: &Path) -> Result<Handle, String> {
     let mut database = builder.create(path).map_err(explain)?;
     match database.check_integrity() {
         Ok(_) => Ok(Handle::Whole(database)),
-        Err(_) => {
-            drop(database);
-            builder.open_read_only(path).map(Handle::Damaged).map_err(explain)
-        }
+        Err(_) => Ok(Handle::Damaged(database)),
     }
 }
 

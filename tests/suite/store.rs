@@ -1,5 +1,6 @@
 //! Stores on a real disk: they last, they are owned by one, they survive damage or say that they do not.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -205,7 +206,7 @@ fn a_damaged_file_never_gives_a_wrong_state() {
     assert_eq!((committed.len(), newest_digest), (3, &end));
     let whole = fs::read(site.store().join("db.redb")).unwrap();
     let mut rng = ChaCha8Rng::seed_from_u64(5);
-    let (mut tally, trials) = ([0; 4], sized(120, 4000));
+    let (mut tally, mut reasons, trials) = ([0; 4], BTreeMap::<String, usize>::new(), sized(120, 4000));
     for trial in 0..trials {
         let damage = Damage::random(&whole, &mut rng);
         let what = format!("trial {trial}: {damage:?}");
@@ -226,6 +227,9 @@ fn a_damaged_file_never_gives_a_wrong_state() {
             Err(_) => 3,
         };
         tally[kind] += 1;
+        if let Err(StoreError::Damaged { problem, .. }) = &outcome {
+            *reasons.entry(problem.clone()).or_insert(0) += 1;
+        }
         fs::remove_dir_all(site.path(&name)).unwrap();
         if kind > 0 && trial % 2 == 0 || trial % 10 == 0 {
             damaged(&name);
@@ -234,9 +238,9 @@ fn a_damaged_file_never_gives_a_wrong_state() {
             fs::remove_dir_all(site.path(&name)).unwrap();
         }
     }
+    let [newest, older, empty, refused] = tally;
     println!(
-        "of {trials} damaged stores: newest {}, older {}, empty {}, refused {}",
-        tally[0], tally[1], tally[2], tally[3]
+        "of {trials} damaged stores: newest {newest}, older {older}, empty {empty}, refused {refused}: {reasons:#?}"
     );
 }
 
