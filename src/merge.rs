@@ -33,6 +33,7 @@ pub struct Sourced {
 
 /// What reading on in a log gave.
 #[derive(Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "nearly all of them are events")]
 pub enum Read {
     /// The next event.
     Event(Sourced),
@@ -55,6 +56,7 @@ pub trait Source {
 
 /// What a merge has to give.
 #[derive(Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "nearly all of them are events")]
 pub enum Next {
     /// The next event, and the index of its log.
     Event(Sourced, usize),
@@ -204,6 +206,7 @@ impl<S: Source> Merge<S> {
     }
 
     /// The next event, if it is known which one that is.
+    #[expect(clippy::should_implement_trait, reason = "it may fail, and may give nothing for now")]
     pub fn next(&mut self) -> Result<Next, S::Error> {
         loop {
             let mut pending = Vec::new();

@@ -53,7 +53,7 @@ pub fn open(dir: &Path, kind: StoreKind, keep: usize) -> Result<DirArchive, Stor
     std::fs::create_dir_all(dir).map_err(cannot)?;
     let lock = lock(dir)?;
     match made_by(dir)? {
-        Some(found) if found != kind.to_string() => return Err(StoreError::OtherKind { path: shown, found }),
+        Some(found) if found != kind.to_string() => Err(StoreError::OtherKind { path: shown, found }),
         Some(_) => archive(dir, kind, keep, lock, false),
         None => {
             let archive = archive(dir, kind, keep, lock, true)?;

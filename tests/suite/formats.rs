@@ -147,15 +147,16 @@ fn snapshots() {
     let entries = file.iter().map(|(key, value)| (decode(key), decode(value))).collect();
     let archive = Archive::open(Memory { entries }, 3).unwrap();
     assert_eq!(archive.generations("file").unwrap(), [1, 2, 3]);
-    let counts = archive.generations("file").unwrap().into_iter().map(|generation| {
+    let open = |generation| {
         let snapshot = archive.read("file", generation).unwrap().unwrap();
         let head = LaneHead::open(&snapshot.head).unwrap();
         // As the snapshots commands do: with the configuration that is in it.
         let settings: Settings = serde_json::from_str(&head.configuration).unwrap();
         let restored = Engine::restore(settings, head.engine.clone(), snapshot.records).unwrap();
         (head, restored)
-    });
-    let (found, restored) = counts.last().unwrap();
+    };
+    let mut all: Vec<(LaneHead, Engine)> = archive.generations("file").unwrap().into_iter().map(open).collect();
+    let (found, restored) = all.pop().unwrap();
     // Keys of the configuration may be added: what was there is still understood.
     assert_eq!(LaneHead { configuration: head.configuration.clone(), ..found }, head);
     assert_eq!(restored.counts(), engine.counts());
