@@ -5,13 +5,14 @@
 //! is renamed, as long as no other file has taken on both its name and its beginning.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::file::{AtEnd, LogFile, fingerprint};
+use super::file::{AtEnd, LogFile, fingerprint_of};
 use crate::engine::Side;
 use crate::merge::{Merge, Position};
 use crate::wire::events::Parser;
@@ -32,6 +33,8 @@ struct Followed {
     index: usize,
     path: PathBuf,
     length: u64,
+    /// Whether the last scan did not find it.
+    missed: bool,
 }
 
 /// What a file was found to be, so that it is not opened at every scan.
@@ -39,6 +42,7 @@ struct Seen {
     inode: u64,
     length: u64,
     name: String,
+    print: u64,
 }
 
 impl Directory {
@@ -98,10 +102,11 @@ impl Directory {
             self.at_end,
             position.as_ref(),
             Arc::new(AtomicU64::new(0)),
-        );
+        )
+        .with_print(file.print);
         let first_ms = if position.is_none() { source.first_ms()? } else { None };
         let index = merge.add(name.clone(), source, position, first_ms);
-        self.logs.insert(name, Followed { index, path: file.path, length: file.length });
+        self.logs.insert(name, Followed { index, path: file.path, length: file.length, missed: false });
         Ok(())
     }
 
@@ -118,7 +123,9 @@ impl Directory {
 
     fn let_go(&mut self, listing: &Listing, merge: &mut Merge<LogFile>) {
         self.logs.retain(|name, log| {
-            let there = listing.holds(&log.path, name);
+            // A listing can miss a file that is renamed meanwhile: only the second time it is gone.
+            let missed = !listing.holds(&log.path, name);
+            let there = !(std::mem::replace(&mut log.missed, missed) && missed);
             if !there {
                 tracing::info!(log = name.as_str(), "the file is gone: its position is forgotten");
                 merge.forget(log.index);
@@ -152,12 +159,16 @@ impl Directory {
         let same = |seen: &&mut Seen| seen.inode == inode && seen.length <= length;
         if let Some(seen) = self.seen.get_mut(path).filter(same) {
             seen.length = length;
-            return Ok(Some(Found { side, path: path.to_owned(), length, name: seen.name.clone() }));
+            return Ok(Some(Found { side, path: path.to_owned(), length, name: seen.name.clone(), print: seen.print }));
         }
-        let Some(print) = fingerprint(path, self.at_end)? else { return Ok(None) };
+        // Another file may have taken the name in between: what is noted is all of the one that is open now.
+        let file = File::open(path)?;
+        let metadata = file.metadata()?;
+        let (inode, length) = (metadata.ino(), metadata.len());
+        let Some(print) = fingerprint_of(file, path, self.at_end)? else { return Ok(None) };
         let name = log_name(side, base, print);
-        self.seen.insert(path.to_owned(), Seen { inode, length, name: name.clone() });
-        Ok(Some(Found { side, path: path.to_owned(), length, name }))
+        self.seen.insert(path.to_owned(), Seen { inode, length, name: name.clone(), print });
+        Ok(Some(Found { side, path: path.to_owned(), length, name, print }))
     }
 }
 
@@ -180,6 +191,7 @@ struct Found {
     path: PathBuf,
     length: u64,
     name: String,
+    print: u64,
 }
 
 /// The name of a log: its side, its file's name without compression, and a hash of how it begins.
@@ -300,11 +312,30 @@ mod tests {
             assert_eq!(fixture.read(), [10, 11]);
             pause(&mut fixture);
             std::fs::remove_file(fixture.path("a.1.jsonl")).unwrap();
-            assert!(fixture.read().is_empty());
+            assert!(fixture.read().is_empty() && fixture.read().is_empty());
             pause(&mut fixture);
             assert_eq!(fixture.merge.state().positions.len(), if restart { 0 } else { 2 });
             assert!(fixture.read().is_empty());
         }
+    }
+
+    #[test]
+    fn a_name_that_another_file_takes_is_not_mistaken() {
+        let mut fixture = Fixture::new();
+        fixture.add("a.jsonl", 0..3);
+        assert_eq!(fixture.read(), [0, 1, 2]);
+        // It grows, is seen, and before it is read again it is renamed; a new file has its name.
+        fixture.add("a.jsonl", 3..5);
+        fixture.directory.scan(&mut fixture.merge).unwrap();
+        fixture.rename("a.jsonl", "a.1.jsonl");
+        fixture.add("a.jsonl", 5..25);
+        assert_eq!(fixture.merge.next().unwrap(), Next::End);
+        assert_eq!(fixture.read(), (3..25).collect::<Vec<_>>());
+        // A listing that misses a file that is being renamed.
+        fixture.rename("a.1.jsonl", "a.moving");
+        assert!(fixture.read().is_empty());
+        fixture.rename("a.moving", "a.2.jsonl");
+        assert!(fixture.read().is_empty());
     }
 
     #[test]

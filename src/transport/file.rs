@@ -35,6 +35,8 @@ pub struct LogFile {
     parser: Arc<Parser>,
     at_end: AtEnd,
     bytes_read: Arc<AtomicU64>,
+    /// How its file must begin, if that is known: another may have taken its name since.
+    print: Option<u64>,
     lines: Option<Lines>,
     /// Where the next line begins, uncompressed, and how many lines there are before it.
     start: u64,
@@ -52,9 +54,14 @@ struct Lines {
 
 /// What tells a log from others of the same name: a hash of how it begins. `None` before its first line is there.
 pub fn fingerprint(path: &Path, at_end: AtEnd) -> io::Result<Option<u64>> {
+    fingerprint_of(File::open(path)?, path, at_end)
+}
+
+/// The [`fingerprint`] of an open file.
+pub fn fingerprint_of(file: File, path: &Path, at_end: AtEnd) -> io::Result<Option<u64>> {
     const PREFIX: usize = 4096;
     let mut start = Vec::new();
-    let read = open(path, Arc::default())?.take(PREFIX as u64).read_until(b'\n', &mut start);
+    let read = decoded(file, path, Arc::default())?.take(PREFIX as u64).read_until(b'\n', &mut start);
     let torn = match read {
         Err(error) if is_torn(&error, at_end) => true,
         Err(error) => return Err(error),
@@ -81,6 +88,7 @@ impl LogFile {
             parser,
             at_end,
             bytes_read,
+            print: None,
             lines: None,
             start,
             line,
@@ -89,9 +97,15 @@ impl LogFile {
         }
     }
 
+    /// The same, read only from a file with this [`fingerprint`]: under another it waits for [`move_to`](Self::move_to).
+    pub fn with_print(self, print: u64) -> Self {
+        Self { print: Some(print), ..self }
+    }
+
     /// The time of the first good event; the log is then closed again.
     pub fn first_ms(&mut self) -> io::Result<Option<i64>> {
         let mut first = Self::new(&self.path, self.side, self.parser.clone(), self.at_end, None, Arc::default());
+        first.print = self.print;
         while let Read::Event(event) = first.read()? {
             if let Some((ts_ms, ..)) = event.input.key() {
                 return Ok(Some(ts_ms));
@@ -118,7 +132,10 @@ impl LogFile {
         loop {
             let lines = match &mut self.lines {
                 Some(lines) => lines,
-                None => self.lines.insert(Lines::open(&self.path, self.start, self.bytes_read.clone())?),
+                None => {
+                    let file = self.open()?;
+                    self.lines.insert(Lines::open(file, &self.path, self.start, self.bytes_read.clone())?)
+                }
             };
             let complete = lines.read_on(most)?;
             if !complete && (lines.length == 0 || self.at_end != AtEnd::Complete) {
@@ -132,6 +149,18 @@ impl LogFile {
                 return Ok(Some((start, line, length)));
             }
         }
+    }
+
+    /// Opens its file, if it is still the one that it was found to be.
+    fn open(&self) -> io::Result<File> {
+        let mut file = File::open(&self.path)?;
+        if self.print.is_some() {
+            if fingerprint_of(file.try_clone()?, &self.path, self.at_end)? != self.print {
+                return Err(io::Error::new(io::ErrorKind::NotFound, "another file has taken its name"));
+            }
+            file.rewind()?;
+        }
+        Ok(file)
     }
 
     fn ended(&mut self) -> Read {
@@ -181,12 +210,11 @@ impl Source for LogFile {
 }
 
 impl Lines {
-    fn open(path: &Path, start: u64, bytes_read: Arc<AtomicU64>) -> io::Result<Self> {
+    fn open(mut file: File, path: &Path, start: u64, bytes_read: Arc<AtomicU64>) -> io::Result<Self> {
         let compressed = is_compressed(path);
         let mut reader = if compressed || start == 0 {
-            open(path, bytes_read.clone())?
+            decoded(file, path, bytes_read)?
         } else {
-            let mut file = File::open(path)?;
             let length = file.metadata()?.len();
             if length < start {
                 return Err(shorter(start));
@@ -225,8 +253,8 @@ impl Lines {
 
 const BUFFER: usize = 1 << 16;
 
-fn open(path: &Path, bytes_read: Arc<AtomicU64>) -> io::Result<Box<dyn BufRead + Send>> {
-    let file = Counted { file: File::open(path)?, bytes_read };
+fn decoded(file: File, path: &Path, bytes_read: Arc<AtomicU64>) -> io::Result<Box<dyn BufRead + Send>> {
+    let file = Counted { file, bytes_read };
     Ok(match extension(path) {
         Some("gz") => Box::new(BufReader::with_capacity(BUFFER, MultiGzDecoder::new(BufReader::new(file)))),
         Some("zst") => Box::new(BufReader::with_capacity(BUFFER, zstd::Decoder::new(file)?)),
