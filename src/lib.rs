@@ -64,7 +64,7 @@ pub mod config;
 pub mod engine;
 pub mod event;
 #[cfg(feature = "daemon")]
-mod failpoint;
+pub mod failpoint;
 pub mod hpg;
 #[cfg(feature = "daemon")]
 pub mod http;

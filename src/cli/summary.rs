@@ -32,6 +32,8 @@ pub fn json(engine: &Engine, out_of_order: u64) -> Value {
         "orphaned": r.orphaned,
         "evicted": q.evicted + r.evicted,
         "dead_letters": counts.queries_dead + counts.rewards_dead,
+        "queries_dead": counts.queries_dead,
+        "rewards_dead": counts.rewards_dead,
         "pending": q.pending + r.pending,
         "out_of_order": out_of_order,
         "mean_reward": engine.mean_reward(),

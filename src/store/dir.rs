@@ -36,6 +36,7 @@ impl Witness {
     /// Notes that a generation was acknowledged. Not synced: after a crash of the machine it may know an older one.
     pub fn note(&self, lane: &str, generation: u64) -> std::io::Result<()> {
         std::fs::write(&self.0, format!("{generation} {lane}\n"))
+            .map_err(|error| std::io::Error::new(error.kind(), format!("cannot write {}: {error}", self.0.display())))
     }
 
     /// The newest generation that is known to have been acknowledged.
