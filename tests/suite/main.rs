@@ -2,6 +2,7 @@
 
 mod cli;
 mod config;
+mod crash;
 mod formats;
 mod golden;
 mod invariants;
