@@ -10,6 +10,7 @@ mod learning;
 mod models;
 mod params;
 mod replay;
+mod router;
 mod sidecar;
 mod site;
 mod size;

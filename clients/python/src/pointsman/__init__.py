@@ -1,0 +1,29 @@
+"""Routes queries to embedding models by the parameters that Pointsman learns.
+
+`Router` decides in process, from a parameters file; `PointsmanClient` asks a router sidecar over HTTP;
+`pointsman.kafka` follows the parameters topic.
+"""
+
+from .client import PointsmanClient
+from .decision import Answer, Decision
+from .errors import BadParams, BadQuery, BadRequestId, PointsmanError, Problem, Unreachable
+from .params import Params
+from .query import Query
+from .router import Distribution, Explanation, Router
+
+__all__ = [
+    "Answer",
+    "BadParams",
+    "BadQuery",
+    "BadRequestId",
+    "Decision",
+    "Distribution",
+    "Explanation",
+    "Params",
+    "PointsmanClient",
+    "PointsmanError",
+    "Problem",
+    "Query",
+    "Router",
+    "Unreachable",
+]

@@ -1,0 +1,200 @@
+"""Routing parameters: one safetensors file a space (format version 1)."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+
+from .errors import BadParams
+
+FORMAT = "pointsman.params"
+FORMAT_VERSION = 1
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
+_F32 = np.dtype("<f4")
+# Not every version of the library says what types it has.
+_deserialize: Any = safetensors.deserialize
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreForm:
+    """bias + linear . q + sum_i eigenvalue_i (eigenvector_i . q)^2"""
+
+    eigenvalues: npt.NDArray[np.float32]
+    eigenvectors: npt.NDArray[np.float32]
+    linear: npt.NDArray[np.float32] | None
+    bias: float
+
+
+@dataclass(frozen=True, eq=False)
+class Params:
+    """What a router needs to route the queries of one space."""
+
+    space: str
+    epoch: int
+    version: int
+    revision: int
+    models: tuple[str, ...]
+    dim: int
+    created_ms: int
+    algorithm: str
+    inverse_gap: float | None
+    """g of inverse-gap sampling; None is softmax."""
+    floor: float
+    floor_distribution: tuple[float, ...]
+    scores: tuple[ScoreForm, ...]
+
+    @property
+    def stamp(self) -> tuple[int, int, int]:
+        """What orders parameters of a space: epoch, version, revision."""
+        return (self.epoch, self.version, self.revision)
+
+    @staticmethod
+    def decode(data: bytes) -> Params:
+        """Reads parameters and checks them."""
+        try:
+            tensors = dict(_deserialize(bytes(data)))
+        except safetensors.SafetensorError as error:
+            raise BadParams(f"not a safetensors file: {error}") from None
+        # The library checks the header, but does not give its metadata.
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        meta = _Metadata(header.get("__metadata__") or {})
+        if meta.text("format") != FORMAT:
+            raise meta.bad("format", f"{meta.text('format')!r} is not {FORMAT}")
+        format_version = meta.whole("format_version")
+        if format_version > FORMAT_VERSION:
+            raise meta.bad("format_version", f"{format_version} is newer than this package reads: upgrade it")
+        models = meta.names("models")
+        dim = meta.whole("dim")
+        if dim == 0:
+            raise meta.bad("dim", "there must be at least one dimension")
+        return Params(
+            space=meta.name("space"),
+            epoch=meta.whole("epoch"),
+            version=meta.whole("version"),
+            revision=meta.whole("revision"),
+            models=models,
+            dim=dim,
+            created_ms=meta.whole("created_ms"),
+            algorithm=meta.text("algorithm"),
+            inverse_gap=meta.sampling(),
+            floor=meta.number("floor", 1.0),
+            floor_distribution=meta.floor_distribution(len(models)),
+            scores=tuple(_score_form(tensors, model, dim) for model in models),
+        )
+
+
+class _Metadata:
+    def __init__(self, entries: dict[str, str]) -> None:
+        self._entries = entries
+
+    def bad(self, key: str, problem: str) -> BadParams:
+        return BadParams(f"metadata {key}: {problem}")
+
+    def text(self, key: str) -> str:
+        if key not in self._entries:
+            raise self.bad(key, "missing")
+        return self._entries[key]
+
+    def json(self, key: str) -> Any:
+        text = self.text(key)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise self.bad(key, f"{text!r}: {error}") from None
+
+    def whole(self, key: str) -> int:
+        value = self.json(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.bad(key, f"{value!r} is not a whole number")
+        return value
+
+    def number(self, key: str, most: float) -> float:
+        value = self.json(key)
+        if not _is_number(value):
+            raise self.bad(key, f"{value!r} is not a number")
+        if not 0.0 <= value <= most:
+            raise self.bad(key, f"{value} is out of range")
+        return float(value)
+
+    def name(self, key: str) -> str:
+        name = self.text(key)
+        if not _NAME.fullmatch(name):
+            raise self.bad(key, f"{name!r} is not a name")
+        return name
+
+    def names(self, key: str) -> tuple[str, ...]:
+        names = self.json(key)
+        if not isinstance(names, list) or not names:
+            raise self.bad(key, "there must be at least one model")
+        for i, name in enumerate(names):
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise self.bad(key, f"{name!r} is not a name")
+            if name in names[:i]:
+                raise self.bad(key, f"{name} is there twice")
+        return tuple(names)
+
+    def sampling(self) -> float | None:
+        sampling = self.text("sampling")
+        if sampling == "softmax":
+            return None
+        if sampling == "inverse_gap":
+            return self.number("inverse_gap", math.nextafter(math.inf, 0.0))
+        raise self.bad("sampling", f"{sampling!r} is none of softmax, inverse_gap")
+
+    def floor_distribution(self, models: int) -> tuple[float, ...]:
+        key = "floor_distribution"
+        if key not in self._entries:
+            return (1.0 / models,) * models
+        shares = self.json(key)
+        good = (
+            isinstance(shares, list)
+            and len(shares) == models
+            and all(_is_number(p) and 0.0 <= p <= 1.0 for p in shares)
+            and abs(sum(shares) - 1.0) < 1e-6
+        )
+        if not good:
+            raise self.bad(key, "not a distribution over the models")
+        return tuple(float(p) for p in shares)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _score_form(tensors: dict[str, Any], model: str, dim: int) -> ScoreForm:
+    eigenvalues = _tensor(tensors, f"{model}.eigenvalues", (None,), dim)
+    if eigenvalues is None:
+        eigenvalues = np.zeros(0, np.float32)
+    rank = eigenvalues.size
+    eigenvectors = _tensor(tensors, f"{model}.eigenvectors", (rank, dim), dim)
+    if eigenvectors is None:
+        if rank > 0:
+            raise BadParams(f"tensor {model}.eigenvectors: missing, but there are {rank} eigenvalues")
+        eigenvectors = np.zeros((0, dim), np.float32)
+    linear = _tensor(tensors, f"{model}.linear", (dim,), dim)
+    bias = _tensor(tensors, f"{model}.bias", (1,), dim)
+    return ScoreForm(eigenvalues, eigenvectors, linear, 0.0 if bias is None else float(bias[0]))
+
+
+def _tensor(
+    tensors: dict[str, Any], name: str, shape: tuple[int | None, ...], dim: int
+) -> npt.NDArray[np.float32] | None:
+    if name not in tensors:
+        return None
+    found = tensors[name]
+    sizes = tuple(found["shape"])
+    fits = len(sizes) == len(shape) and all(e is None or e == s for s, e in zip(sizes, shape))
+    if found["dtype"] != "F32" or not fits:
+        raise BadParams(f"tensor {name}: {found['dtype']} of shape {list(sizes)} does not fit dim = {dim}")
+    values = np.frombuffer(found["data"], dtype=_F32).astype(np.float32).reshape(sizes)
+    if not np.isfinite(values).all():
+        raise BadParams(f"tensor {name}: not all values are finite")
+    return values

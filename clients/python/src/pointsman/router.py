@@ -1,0 +1,218 @@
+"""Routing: parameters and a query in, a distribution over models and a draw out.
+
+    score_m(q) = bias_m + linear_m . q + sum_i eigenvalue_i (eigenvector_i . q)^2        q of length 1
+    softmax      core = softmax(score)
+    inverse gap  core_m = 1 / (M + g (max score - score_m)) for all but the best, the rest for the best
+    p = (1 - floor) core + floor floor_distribution
+    u = first 53 bits of BLAKE2b-64(key, space | 0 | request id), read as a little-endian number, / 2^53
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .decision import Decision, check_id, random_id
+from .errors import BadParams
+from .params import Params
+from .query import Query, unit
+
+DEFAULT_KEY: Final = b"pointsman"
+
+_KEY_BYTES_MAX = 64
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The distributions of one decision, by model."""
+
+    policy: dict[str, float]
+    """The policy's own, before the floor."""
+    propensities: dict[str, float]
+    """What the model is drawn from."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What one model's score for a query is made of: score = bias + linear + sum(parts)."""
+
+    score: float
+    bias: float
+    linear: float
+    parts: tuple[float, ...]
+    """Each eigenvalue times the squared product of its eigenvector with the query."""
+    policy: float
+    propensity: float
+
+
+class Router:
+    """Routes the queries of one space by the newest parameters that it was given. Threads may share it."""
+
+    def __init__(self, params: Params, key: bytes = DEFAULT_KEY) -> None:
+        if not 1 <= len(key) <= _KEY_BYTES_MAX:
+            raise ValueError(f"a key of draws has 1 to {_KEY_BYTES_MAX} bytes, not {len(key)}")
+        self._key: Final = bytes(key)
+        # Never changed, only replaced: whoever routes holds on to one version of everything.
+        self._compiled = _Compiled(params)
+        self._writer: Final = threading.Lock()
+
+    @classmethod
+    def from_bytes(cls, params: bytes, key: bytes = DEFAULT_KEY) -> Router:
+        """A router by the bytes of a parameters file or message. `key` is router.key of the sidecars."""
+        return cls(Params.decode(params), key)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], key: bytes = DEFAULT_KEY) -> Router:
+        """A router by a parameters file."""
+        with open(path, "rb") as file:
+            return cls.from_bytes(file.read(), key)
+
+    @property
+    def params(self) -> Params:
+        """The parameters that it routes by."""
+        return self._compiled.params
+
+    def offer(self, params: bytes | Params) -> bool:
+        """Takes parameters in if they are newer than those it has: whether they were. It never goes back."""
+        new = params if isinstance(params, Params) else Params.decode(params)
+        with self._writer:
+            old = self._compiled.params
+            if new.space != old.space:
+                raise BadParams(f"parameters of space {new.space}, but this router is of space {old.space}")
+            if new.stamp <= old.stamp:
+                return False
+            self._compiled = _Compiled(new)
+            return True
+
+    def route(self, query: Query, request_id: str | None = None) -> Decision:
+        """Decides which model a query goes to. The same request id draws the same, wherever it is routed."""
+        by = self._compiled
+        request_id = random_id() if request_id is None else request_id
+        u = draw(self._key, by.params.space, request_id)
+        core, propensities = by.distribution(by.scores(by.products(query)))
+        models = by.params.models
+        chosen = select(propensities, u)
+        return Decision(
+            request_id=request_id,
+            space=by.params.space,
+            model=models[chosen],
+            propensity=propensities[chosen],
+            propensities=dict(zip(models, propensities)),
+            params_version=by.params.version,
+            params_epoch=by.params.epoch,
+            policy=dict(zip(models, core)),
+        )
+
+    def scores(self, query: Query) -> dict[str, float]:
+        """The score of each model."""
+        by = self._compiled
+        return dict(zip(by.params.models, by.scores(by.products(query))))
+
+    def distribution(self, query: Query) -> Distribution:
+        """The probability of each model."""
+        by = self._compiled
+        core, propensities = by.distribution(by.scores(by.products(query)))
+        return Distribution(dict(zip(by.params.models, core)), dict(zip(by.params.models, propensities)))
+
+    def explain(self, query: Query) -> dict[str, Explanation]:
+        """What each model's score and probability come from."""
+        by = self._compiled
+        products = by.products(query)
+        scores = by.scores(products)
+        core, propensities = by.distribution(scores)
+        parts, linear = by.parts(products)
+        return {
+            model: Explanation(scores[m], form.bias, linear[m], parts[m], core[m], propensities[m])
+            for m, (model, form) in enumerate(zip(by.params.models, by.params.scores))
+        }
+
+
+class _Compiled:
+    """All vectors of all models as the rows of one matrix: scoring a query is one product."""
+
+    __slots__ = ("params", "_rows", "_eigenvalues", "_owners", "_linear", "_biases")
+
+    def __init__(self, params: Params) -> None:
+        forms = params.scores
+        self.params: Final = params
+        self._eigenvalues: Final = np.concatenate([form.eigenvalues for form in forms]).astype(np.float64)
+        self._owners: Final = np.repeat(np.arange(len(forms)), [form.eigenvalues.size for form in forms])
+        self._linear: Final = np.flatnonzero([form.linear is not None for form in forms])
+        linear = [form.linear[np.newaxis] for form in forms if form.linear is not None]
+        self._rows: Final = np.concatenate([*(form.eigenvectors for form in forms), *linear])
+        self._biases: Final = np.array([form.bias for form in forms], np.float64)
+
+    def products(self, query: Query) -> npt.NDArray[np.float64]:
+        """Rows times the unit query."""
+        return (self._rows @ unit(query, self.params.dim)).astype(np.float64)
+
+    def scores(self, products: npt.NDArray[np.float64]) -> list[float]:
+        """The score of each model."""
+        rank = self._eigenvalues.size
+        parts = self._eigenvalues * products[:rank] ** 2
+        quadratic = np.bincount(self._owners, weights=parts, minlength=len(self._biases))
+        scores = self._biases + np.asarray(quadratic, np.float64)
+        scores[self._linear] += products[rank:]
+        return [float(score) for score in scores]
+
+    def parts(self, products: npt.NDArray[np.float64]) -> tuple[list[tuple[float, ...]], list[float]]:
+        """The quadratic and linear parts of each model's score."""
+        rank = self._eigenvalues.size
+        parts = self._eigenvalues * products[:rank] ** 2
+        models = range(len(self._biases))
+        linear = dict(zip(self._linear.tolist(), products[rank:]))
+        quadratic = [tuple(float(part) for part in parts[self._owners == m]) for m in models]
+        return quadratic, [float(linear.get(m, 0.0)) for m in models]
+
+    def distribution(self, scores: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The core distribution, and the one with the floor mixed in."""
+        params = self.params
+        core = softmax(scores) if params.inverse_gap is None else inverse_gap(params.inverse_gap, scores)
+        floor = params.floor
+        return core, [(1.0 - floor) * p + floor * f for p, f in zip(core, params.floor_distribution)]
+
+
+def softmax(scores: Sequence[float]) -> list[float]:
+    """In proportion to the exponential of the score."""
+    best = max(scores)
+    # exp(-700) is the least that a weight may be: still positive, so that every model can be drawn.
+    weights = [math.exp(max(score - best, -700.0)) for score in scores]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def inverse_gap(gap: float, scores: Sequence[float]) -> list[float]:
+    """In inverse proportion to the distance from the best score, the first of the best."""
+    best = max(range(len(scores)), key=scores.__getitem__)
+    core = [1.0 / (len(scores) + gap * (scores[best] - score)) for score in scores]
+    core[best] = 1.0 - sum(p for m, p in enumerate(core) if m != best)
+    return core
+
+
+def draw(key: bytes, space: str, request_id: str) -> float:
+    """The draw of a request, in 0..1, that anyone with the key can repeat."""
+    # No space has a zero byte: the two parts cannot be mistaken.
+    text = space.encode("ascii") + b"\0" + check_id("request_id", request_id)
+    digest = hashlib.blake2b(text, digest_size=8, key=key).digest()
+    return float((int.from_bytes(digest, "little") >> 11) / (1 << 53))
+
+
+def select(propensities: Sequence[float], u: float) -> int:
+    """The model that a draw selects from the cumulative distribution; never one of probability zero."""
+    left, chosen = u, 0
+    for m, p in enumerate(propensities):
+        if p <= 0.0:
+            continue
+        chosen = m
+        left -= p
+        if left < 0.0:
+            break
+    return chosen

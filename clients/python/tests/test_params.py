@@ -1,0 +1,88 @@
+"""Parameters are read, or refused with a reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pointsman import BadParams, Params, Router
+
+from .shared import PARAMS_FILE, made
+
+F32 = np.float32
+
+
+def test_the_golden_file() -> None:
+    params = Router.from_file(PARAMS_FILE).params
+    assert (params.space, params.stamp, params.models, params.dim) == ("shop", (2, 1234, 3), ("bge", "mini.lm"), 3)
+    assert (params.inverse_gap, params.floor, params.floor_distribution) == (30.5, 0.1, (0.75, 0.25))
+    assert (params.created_ms, params.algorithm) == (1_731_700_000_000, "hpg")
+    bge, mini = params.scores
+    assert bge.eigenvalues.tolist() == [1.5, -0.5] and bge.eigenvectors.shape == (2, 3) and bge.linear is None
+    assert mini.linear is not None and mini.linear.tolist() == [1.0, 2.0, 3.0] and mini.bias == -0.25
+    assert mini.eigenvalues.size == 0
+
+
+def test_what_is_absent_is_zero() -> None:
+    params = Params.decode(made(without=("floor_distribution",)))
+    assert params.floor_distribution == (0.5, 0.5)
+    assert Router(params).scores([3.0, 4.0]) == {"a": 1.0, "b": 0.0}
+
+
+def test_every_cut_is_told() -> None:
+    data = PARAMS_FILE.read_bytes()
+    for end in range(len(data)):
+        with pytest.raises(BadParams, match="not a safetensors file"):
+            Params.decode(data[:end])
+
+
+@pytest.mark.parametrize("data", [b"", b"[1, 2, 3] and more of it", b"\x00" * 64, b"PK\x03\x04" * 10])
+def test_foreign_bytes(data: bytes) -> None:
+    with pytest.raises(BadParams, match="not a safetensors file"):
+        Params.decode(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (made(without=("format",)), "metadata format: missing"),
+        (made(format="pointsman.parade"), "'pointsman.parade' is not pointsman.params"),
+        (made(format_version=2), "format_version: 2 is newer than this package reads"),
+        (made(format_version="x"), "metadata format_version"),
+        (made(epoch=-1), "-1 is not a whole number"),
+        (made(version="true"), "metadata version: True is not a whole number"),
+        (made(revision=1.5), "1.5 is not a whole number"),
+        (made(without=("created_ms",)), "metadata created_ms: missing"),
+        (made(space=".hop"), "'.hop' is not a name"),
+        (made(space="shop\n"), "is not a name"),
+        (made(models="[]"), "at least one model"),
+        (made(models='"a"'), "at least one model"),
+        (made(models="[1]"), "1 is not a name"),
+        (made(models='["a", "a"]'), "a is there twice"),
+        (made(dim=0), "at least one dimension"),
+        (made(sampling="greedy"), "'greedy' is none of softmax, inverse_gap"),
+        (made(sampling="inverse_gap"), "metadata inverse_gap: missing"),
+        (made(sampling="inverse_gap", inverse_gap=-1), "inverse_gap: -1 is out of range"),
+        (made(sampling="inverse_gap", inverse_gap="Infinity"), "inverse_gap: inf is out of range"),
+        (made(floor=1.1), "floor: 1.1 is out of range"),
+        (made(floor="NaN"), "floor: nan is out of range"),
+        (made(floor='"0"'), "floor: '0' is not a number"),
+        (made(floor_distribution="[0.5, 0.6]"), "not a distribution over the models"),
+        (made(floor_distribution="[1]"), "not a distribution over the models"),
+        (made(floor_distribution='["x", 1]'), "not a distribution over the models"),
+        (made({"a.bias": np.zeros(1)}), "tensor a.bias: F64 of shape [1] does not fit"),
+        (made({"a.bias": np.zeros(2, F32)}), "tensor a.bias: F32 of shape [2] does not fit"),
+        (made({"a.linear": np.zeros(3, F32)}), "tensor a.linear: F32 of shape [3] does not fit dim = 2"),
+        (made({"a.linear": np.array([np.nan, 0], F32)}), "tensor a.linear: not all values are finite"),
+        (made({"b.eigenvalues": np.zeros((1, 1), F32)}), "tensor b.eigenvalues: F32 of shape [1, 1]"),
+        (made({"b.eigenvalues": np.zeros(2, F32)}), "b.eigenvectors: missing, but there are 2 eigenvalues"),
+        (made({"b.eigenvectors": np.zeros((1, 2), F32)}), "tensor b.eigenvectors: F32 of shape [1, 2]"),
+    ],
+)
+def test_what_cannot_be_routed_by(data: bytes, problem: str) -> None:
+    with pytest.raises(BadParams) as error:
+        Params.decode(data)
+    assert problem in str(error.value)
+    router = Router.from_bytes(made())
+    with pytest.raises(BadParams):
+        router.offer(data)
+    assert router.params.version == 5

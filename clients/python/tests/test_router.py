@@ -1,0 +1,157 @@
+"""Queries, ids, newer parameters and events."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from pointsman import BadParams, BadQuery, BadRequestId, Decision, Router
+from pointsman.router import select
+
+from .shared import made
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ([1.0], "the query has 1 components, the space has dim = 2"),
+        (np.ones(3), "the query has 3 components"),
+        ([], "zero vector"),
+        ([0.0, -0.0], "zero vector"),
+        ([1.0, float("nan")], "component 1 of the query is nan"),
+        (np.array([np.inf, 1.0]), "component 0 of the query is inf"),
+        ([1e39, 0.0], "component 0 of the query is inf"),
+        ([10**400, 0], "must be a vector of numbers"),
+        (np.ones((1, 2)), "must have one dimension, not the shape (1, 2)"),
+        (["x", 1.0], "must be a vector of numbers"),
+        ([None, {}], "must be a vector of numbers"),
+        ([[1.0], [1.0, 2.0]], "must be a vector of numbers"),
+    ],
+)
+def test_bad_queries(query: Any, problem: str) -> None:
+    router = Router.from_bytes(made())
+    for use in (router.route, router.scores, router.distribution, router.explain):
+        with pytest.raises(BadQuery) as error:
+            use(query)
+        assert problem in str(error.value)
+
+
+@pytest.mark.parametrize("query", [[3, 4], (3.0, 4.0), np.array([3, 4]), np.array([3e30, 4e30], np.float32)])
+def test_queries_of_any_kind_and_length(query: Any) -> None:
+    tensors = {"a.linear": np.array([1.0, 0.5], np.float32)}
+    assert Router.from_bytes(made(tensors)).scores(query)["a"] == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 257, "ü" * 129, "\ud800"])
+def test_bad_request_ids(request_id: str) -> None:
+    with pytest.raises(BadRequestId, match="request_id"):
+        Router.from_bytes(made()).route([1.0, 0.0], request_id)
+
+
+def test_ids_are_made_and_draws_are_even() -> None:
+    router = Router.from_bytes(made({}))
+    decisions = [router.route([1.0, 2.0]) for _ in range(2000)]
+    assert len({decision.request_id for decision in decisions}) == 2000
+    assert 850 < sum(decision.model == "a" for decision in decisions) < 1150
+
+
+@pytest.mark.parametrize("key", [b"", b"x" * 65])
+def test_bad_keys(key: bytes) -> None:
+    with pytest.raises(ValueError, match="1 to 64 bytes"):
+        Router.from_bytes(made(), key)
+
+
+def test_offers_never_go_back() -> None:
+    router = Router.from_bytes(made())
+    for (epoch, version, revision), taken in [
+        ((0, 5, 1), False),
+        ((0, 4, 9), False),
+        ((0, 5, 2), True),
+        ((0, 6, 0), True),
+        ((1, 0, 0), True),
+        ((0, 9, 9), False),
+        ((1, 0, 0), False),
+    ]:
+        before = router.params.stamp
+        assert router.offer(made(epoch=epoch, version=version, revision=revision)) is taken
+        assert router.params.stamp == ((epoch, version, revision) if taken else before)
+    decision = router.route([1.0, 0.0])
+    assert (decision.params_epoch, decision.params_version) == (1, 0)
+    with pytest.raises(BadParams, match="space shop, but this router is of space default"):
+        router.offer(made(space="shop", epoch=9))
+
+
+def test_models_and_dimension_may_change() -> None:
+    router = Router.from_bytes(made())
+    assert router.offer(made({}, models='["b", "c", "d"]', dim=3, version=6))
+    assert list(router.route([1.0, 0.0, 0.0]).propensities) == ["b", "c", "d"]
+
+
+def test_what_is_routed_while_parameters_change_is_all_of_one_version() -> None:
+    def at(version: int) -> bytes:
+        return made({"a.bias": np.array([version], np.float32)}, version=version)
+
+    router = Router.from_bytes(at(1))
+    threads = [
+        threading.Thread(target=lambda: [router.offer(at(version)) for version in range(2, 300)]) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    last = 0
+    while any(thread.is_alive() for thread in threads):
+        decision = router.route([1.0, 0.0])
+        odds = np.log(decision.policy["a"] / decision.policy["b"])
+        assert odds == pytest.approx(decision.params_version, abs=1e-6)
+        assert decision.params_version >= last
+        last = decision.params_version
+    assert router.params.version == 299
+
+
+@pytest.mark.parametrize(
+    ("propensities", "u", "model"),
+    [
+        ([0.25, 0.0, 0.75], 0.0, 0),
+        ([0.25, 0.0, 0.75], 0.2499, 0),
+        ([0.25, 0.0, 0.75], 0.25, 2),
+        ([0.25, 0.75, 0.0], 0.9999999999999999, 1),
+        ([0.25, 0.75, 0.0], 1.0, 1),
+        ([0.0, 1.0], 0.0, 1),
+    ],
+)
+def test_draws_follow_the_cumulative_distribution(propensities: Sequence[float], u: float, model: int) -> None:
+    assert select(propensities, u) == model
+
+
+def decide(floor: float, query: Any) -> Decision:
+    return Router.from_bytes(made(floor=floor, floor_distribution="[0.75, 0.25]")).route(query, "größe-1")
+
+
+def test_events_carry_what_the_learner_needs() -> None:
+    query = np.array([0.5, -2.0])
+    decision = decide(0.25, query)
+    event = json.loads(json.dumps(decision.event(query, ts_ms=1_731_700_000_000), allow_nan=False))
+    assert event == {
+        "request_id": "größe-1",
+        "space": "default",
+        "ts_ms": 1_731_700_000_000,
+        "query": base64.b64encode(query.astype("<f4").tobytes()).decode(),
+        "model": decision.model,
+        "propensities": decision.propensities,
+        "policy": decision.policy,
+        "params_version": 5,
+    }
+    assert sum(event["propensities"].values()) == pytest.approx(1.0, abs=1e-9)
+    assert decision.policy != decision.propensities
+
+
+def test_events_of_lists_and_without_a_floor() -> None:
+    event = decide(0.0, [1, 2.5]).event([1, 2.5], ts_ms=np.int64(7))  # type: ignore[arg-type]
+    assert event["query"] == [1.0, 2.5] and event["ts_ms"] == 7 and "policy" not in event
+    json.dumps(event)
+    with pytest.raises(BadQuery):
+        decide(0.0, [1, 2]).event([float("nan"), 1.0], ts_ms=7)

@@ -1,0 +1,241 @@
+//! Routers in other languages must decide as this one does: `tests/golden/router/vectors.json` holds parameters, queries
+//! and what they come to.
+//!
+//! `POINTSMAN_BLESS=1 cargo test router` writes the file from the present code if it is not there.
+
+use std::fs;
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use pointsman::event::Name;
+use pointsman::router::{ALWAYS, Compiled, DrawKey, Params, Policy, Router, Sampling, ScoreForm, uniform};
+use pointsman::wire::params;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+
+/// No draw is this close to where the next model begins: rounding cannot change what it selects.
+const MARGIN: f64 = 1e-4;
+
+/// How far numbers may be off, relative to the largest of their kind, or to 1.
+const TOLERANCE: f64 = 1e-5;
+
+#[derive(Serialize, Deserialize)]
+struct Vectors {
+    about: String,
+    cases: Vec<Case>,
+}
+
+/// Parameters, with requests that they route. Vectors over models are in the order of the parameters' metadata.
+#[derive(Serialize, Deserialize)]
+struct Case {
+    name: String,
+    space: String,
+    models: Vec<String>,
+    dim: usize,
+    /// Key of the draws, in base64.
+    key: String,
+    /// A safetensors file, in base64.
+    params: String,
+    requests: Vec<Request>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Request {
+    request_id: String,
+    /// Little-endian f32 in base64, not normalised.
+    query: String,
+    u: f64,
+    scores: Vec<f64>,
+    policy: Vec<f64>,
+    propensities: Vec<f64>,
+    model: String,
+}
+
+#[test]
+fn decisions_are_those_of_the_vectors() {
+    let vectors: Vectors = serde_json::from_slice(&golden()).unwrap();
+    assert!(vectors.cases.len() >= 8);
+    for case in &vectors.cases {
+        let params = params::decode(&STANDARD.decode(&case.params).unwrap()).expect(&case.name);
+        assert_eq!((params.space.as_str(), params.dim), (case.space.as_str(), case.dim), "{}", case.name);
+        assert!(params.models.iter().map(Name::as_str).eq(&case.models), "{}", case.name);
+        assert!(case.requests.len() >= 8, "{}", case.name);
+        let key = STANDARD.decode(&case.key).unwrap();
+        for expected in &case.requests {
+            let found = decide(&params, &key, &expected.request_id, &floats(&expected.query));
+            let at = format!("{} {}", case.name, expected.request_id);
+            assert_eq!((found.u, &found.model), (expected.u, &expected.model), "{at}");
+            check_near(&format!("scores of {at}"), &found.scores, &expected.scores);
+            check_near(&format!("policy of {at}"), &found.policy, &expected.policy);
+            check_near(&format!("propensities of {at}"), &found.propensities, &expected.propensities);
+            assert!(clearance(expected) > MARGIN, "{at}");
+        }
+    }
+}
+
+fn check_near(what: &str, found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let magnitude = expected.iter().fold(1.0_f64, |most, x| most.max(x.abs()));
+    let near = found.iter().zip(expected).all(|(a, b)| (a - b).abs() <= TOLERANCE * magnitude);
+    assert!(near, "{what}: {found:?}, not {expected:?}");
+}
+
+/// Distance of a draw to the nearest boundary between models.
+fn clearance(request: &Request) -> f64 {
+    let mut boundary = 0.0;
+    let inner = &request.propensities[..request.propensities.len() - 1];
+    let distances = inner.iter().map(|p| {
+        boundary += p;
+        (request.u - boundary).abs()
+    });
+    distances.fold(1.0, f64::min)
+}
+
+fn decide(params: &Params, key: &[u8], request_id: &str, query: &[f32]) -> Request {
+    let key = DrawKey::new(key).unwrap();
+    let u = key.draw(&params.space, request_id);
+    let scores = Compiled::new(params.clone()).scores(query).unwrap();
+    let router = Router::new(key);
+    assert!(router.offer(params.clone()));
+    let answer = router.route(&params.space, request_id, query).unwrap().unwrap();
+    Request {
+        request_id: request_id.to_owned(),
+        query: STANDARD.encode(query.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()),
+        u,
+        scores,
+        model: answer.model_name().to_string(),
+        policy: answer.distribution.policy,
+        propensities: answer.distribution.propensities,
+    }
+}
+
+fn floats(text: &str) -> Vec<f32> {
+    let bytes = STANDARD.decode(text).unwrap();
+    let (words, rest) = bytes.as_chunks::<4>();
+    assert!(rest.is_empty());
+    words.iter().map(|&word| f32::from_le_bytes(word)).collect()
+}
+
+fn golden() -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/router/vectors.json");
+    if std::env::var_os("POINTSMAN_BLESS").is_some() && !path.exists() {
+        let about = "written by POINTSMAN_BLESS=1 cargo test router; see tests/suite/router.rs".to_owned();
+        let vectors = Vectors { about, cases: cases() };
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let text = serde_json::to_string(&vectors).unwrap();
+        let lines = ["name", "request_id"].iter().fold(text, |text, first| {
+            // One line a request, so that differences can be read.
+            text.replace(&format!("{{\"{first}\""), &format!("\n{{\"{first}\""))
+        });
+        fs::write(&path, lines + "\n").unwrap();
+    }
+    fs::read(path).unwrap()
+}
+
+fn cases() -> Vec<Case> {
+    let gap = |gap| Sampling::InverseGap { gap };
+    let mut random = Random(ChaCha8Rng::seed_from_u64(20));
+    let plain = |random: &mut Random, dim, ranks: &[usize]| {
+        ranks.iter().map(|&rank| random.form(dim, rank, false, false)).collect::<Vec<_>>()
+    };
+    let mixed = |random: &mut Random, dim| {
+        vec![
+            random.form(dim, 3, false, false),
+            random.form(dim, 0, true, false),
+            random.form(dim, 0, false, true),
+            random.form(dim, 2, true, true),
+            ScoreForm::default(),
+        ]
+    };
+    let constant = |bias: f32| ScoreForm { bias, ..ScoreForm::default() };
+    let few = plain(&mut random, 2, &[1, 2]);
+    let many = plain(&mut random, 64, &[4, 7, 1, 4, 3, 2, 5, 4]);
+    let wide = plain(&mut random, 768, &[6, 6, 6]);
+    let gaps = plain(&mut random, 33, &[5, 2, 9]);
+    let (linear, linear_gaps) = (mixed(&mut random, 5), mixed(&mut random, 17));
+    let floored = plain(&mut random, 16, &[3, 3, 3, 3]);
+    [
+        ("softmax", Sampling::Softmax, 0.0, uniform(2), few),
+        ("softmax of many models", Sampling::Softmax, 0.05, uniform(8), many),
+        ("softmax in 768 dimensions", Sampling::Softmax, 0.0, uniform(3), wide),
+        ("inverse gap", gap(12.5), 0.0, uniform(3), gaps),
+        ("all parts, softmax", Sampling::Softmax, 0.1, uniform(5), linear),
+        ("all parts, inverse gap", gap(3.0), 0.2, vec![0.4, 0.3, 0.2, 0.1, 0.0], linear_gaps),
+        ("a floor that is not uniform", Sampling::Softmax, 0.5, vec![0.0, 0.7, 0.05, 0.25], floored),
+        ("nothing but the floor", Sampling::Softmax, 1.0, vec![0.0, 0.25, 0.0, 0.75], vec![constant(0.5); 4]),
+        ("nothing learned, rank 0", Sampling::Softmax, 0.0, uniform(3), vec![ScoreForm::default(); 3]),
+        ("equals, inverse gap", gap(100.0), 0.0, uniform(4), [0.25, 0.5, 0.5, 0.25].map(constant).to_vec()),
+        ("one always", Sampling::Softmax, 0.0, uniform(3), [0.0, ALWAYS, 3.0].map(constant).to_vec()),
+        ("a gap of zero", gap(0.0), 0.0, uniform(3), [1.0, 2.0, 3.0].map(constant).to_vec()),
+        ("one model", gap(5.0), 0.3, uniform(1), vec![constant(-2.0)]),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(i, (name, sampling, floor, floor_distribution, scores))| {
+        let dim = scores.iter().map(dimension).max().filter(|&dim| dim > 0).unwrap_or(2);
+        let policy = Policy { sampling, floor, floor_distribution, scores };
+        case(&mut random, i, name, dim, policy)
+    })
+    .collect()
+}
+
+fn dimension(form: &ScoreForm) -> usize {
+    form.linear.len().max(form.eigenvectors.len() / form.eigenvalues.len().max(1))
+}
+
+fn case(random: &mut Random, i: usize, name: &str, dim: usize, policy: Policy) -> Case {
+    let spaces = ["default", "shop", "a.b_C-9"];
+    let names = ["zeta", "bge", "mini.lm", "e5-large", "m_4", "0", "gte", "Alpha"];
+    let long: Vec<u8> = (0..64).map(|byte| byte * 4).collect();
+    let keys: [&[u8]; 4] = [b"pointsman", b"k", &[0, 255, 128, 10], &long];
+    let params = Params {
+        space: Name::try_from(spaces[i % spaces.len()]).unwrap(),
+        epoch: i as u64 % 3,
+        version: 1000 + i as u64,
+        revision: i as u64 % 2,
+        models: names[..policy.scores.len()].iter().map(|&name| Name::try_from(name).unwrap()).collect(),
+        dim,
+        created_ms: 1_731_700_000_000,
+        algorithm: "hpg".to_owned(),
+        policy,
+    };
+    let key = keys[i % keys.len()];
+    let ids = ["r-1", "größe", "gro\u{308}ße", "请求-42", "🚂", "a\u{0}b", " ", &"ü".repeat(128)];
+    let more = (0..4).map(|n| format!("{i}-{n}"));
+    let requests = ids.into_iter().map(str::to_owned).chain(more).enumerate().map(|(n, id)| {
+        // Also lengths whose squares leave the range of f32.
+        let length = [1.0, 100.0, 1e-30, 1e30][n % 4];
+        let mut tries = (0..100).map(|_| decide(&params, key, &id, &random.numbers(dim, length)));
+        tries.find(|request| clearance(request) > MARGIN).expect("a draw that is far from the boundaries")
+    });
+    Case {
+        name: name.to_owned(),
+        space: params.space.to_string(),
+        models: params.models.iter().map(Name::to_string).collect(),
+        dim,
+        key: STANDARD.encode(key),
+        params: STANDARD.encode(params::encode(&params)),
+        requests: requests.collect(),
+    }
+}
+
+struct Random(ChaCha8Rng);
+
+impl Random {
+    fn numbers(&mut self, n: usize, most: f32) -> Vec<f32> {
+        (0..n).map(|_| self.0.random_range(-1.0..1.0_f32) * most).collect()
+    }
+
+    /// Scores of some units, whatever the dimension.
+    fn form(&mut self, dim: usize, rank: usize, linear: bool, bias: bool) -> ScoreForm {
+        let unit = 3.0_f32.sqrt();
+        ScoreForm {
+            eigenvalues: self.numbers(rank, 1.0),
+            eigenvectors: self.numbers(rank * dim, unit),
+            linear: if linear { self.numbers(dim, unit) } else { Vec::new() },
+            bias: if bias { self.numbers(1, 1.0)[0] } else { 0.0 },
+        }
+    }
+}
