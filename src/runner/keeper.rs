@@ -70,10 +70,8 @@ impl Keeper {
 
     /// Hands over work; waits while there is some before it. Fails if earlier work has failed.
     pub fn hand_over(&mut self, work: Work) -> anyhow::Result<()> {
-        match self.work.as_ref().map(|inbox| inbox.send(work)) {
-            Some(Ok(())) => Ok(()),
-            _ => self.finish(),
-        }
+        let sent = self.work.as_ref().is_some_and(|inbox| inbox.send(work).is_ok());
+        if sent { Ok(()) } else { self.finish() }
     }
 
     /// Waits until all work that was handed over is done.
