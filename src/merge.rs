@@ -123,6 +123,8 @@ struct Log<S> {
     last_line: u64,
     /// A bad event that was met: it goes at once.
     bad: Option<Sourced>,
+    /// Whether it was idle: until it is woken nothing new is looked for, however often what is held is asked for.
+    asleep: bool,
     /// Whether its position is of no use any more.
     gone: bool,
 }
@@ -174,6 +176,7 @@ impl<S: Source> Merge<S> {
             held_bytes: 0,
             outstanding: BTreeMap::new(),
             bad: None,
+            asleep: false,
             gone: false,
         };
         self.logs.insert(index, log);
@@ -182,6 +185,9 @@ impl<S: Source> Merge<S> {
 
     /// Reads a log again that was idle.
     pub fn wake(&mut self, log: usize) {
+        if let Some(log) = self.logs.get_mut(&log) {
+            log.asleep = false;
+        }
         if !self.dormant.iter().any(|(_, dormant)| *dormant == log) {
             self.activate(log);
         }
@@ -308,10 +314,16 @@ impl<S: Source> Log<S> {
             if self.position.read >= self.resume && (self.is_ahead(reorder_ms) || self.is_full()) {
                 break;
             }
+            if self.asleep {
+                return Ok(Known::Idle);
+            }
             match self.source.read()? {
                 Read::Event(event) => self.hold(event),
                 Read::Pending => return Ok(Known::Pending),
-                Read::Idle => return Ok(Known::Idle),
+                Read::Idle => {
+                    self.asleep = true;
+                    return Ok(Known::Idle);
+                }
                 Read::End => return Ok(Known::End),
             }
         }

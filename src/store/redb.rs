@@ -36,6 +36,9 @@ impl Redb {
         if !new && std::fs::metadata(&path).map_or(0, |metadata| metadata.len()) == 0 {
             return Err(damaged(dir, "its file db.redb is gone"));
         }
+        if new && !path.exists() {
+            make(dir).map_err(|problem| StoreError::Write { path: dir.display().to_string(), problem })?;
+        }
         // Its authors promise errors where bytes are damaged; should it panic all the same, that is an error too.
         let opened = catch_unwind(|| open_checked(&path));
         let handle = match opened.unwrap_or_else(|_| Err("the database panicked when it was opened".to_owned())) {
@@ -138,6 +141,16 @@ fn open_checked(path: &Path) -> Result<Handle, String> {
         Ok(_) => Ok(Handle::Whole(database)),
         Err(_) => Ok(Handle::Damaged(database)),
     }
+}
+
+/// Makes an empty database beside its place and renames it: one that a crash left half made would not open again.
+fn make(dir: &Path) -> Result<(), String> {
+    let beside = dir.join("db.redb.new");
+    if beside.exists() {
+        std::fs::remove_file(&beside).map_err(|error| error.to_string())?;
+    }
+    drop(open_checked(&beside)?);
+    std::fs::rename(&beside, file(dir)).map_err(|error| error.to_string())
 }
 
 fn file(dir: &Path) -> PathBuf {
