@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use base64::Engine as _;
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub use keeper::{Keeper, Outlets, Snapshots, Work};
 
@@ -125,8 +125,14 @@ impl Runner {
                 let Sourced { input, start, line, .. } = event;
                 let effects = self.engine.step(input);
                 if let Some(letter) = &effects.dead_letter {
-                    let line = json_line(letter, self.merge.name(log).unwrap_or_default(), start, line);
-                    self.work.dead_letters.extend_from_slice(line.as_bytes());
+                    let path = self.merge.source_mut(log).map(|source| source.path().to_owned());
+                    let place = json!({
+                        "source": path,
+                        "log": self.merge.name(log),
+                        "offset": start,
+                        "line": line,
+                    });
+                    self.work.dead_letters.extend_from_slice(json_line(letter, place).as_bytes());
                 }
                 self.note_applied(&effects.applied);
                 self.events_since += 1;
@@ -315,18 +321,13 @@ fn note_changes(head: &LaneHead, settings: &Settings, fresh: bool) {
     }
 }
 
-/// A bad event, as a line of JSON.
-fn json_line(letter: &DeadLetter, source: &str, offset: u64, line: u64) -> String {
-    let record = json!({
-        "reason": letter.bad.reason(),
-        "detail": letter.bad.to_string(),
-        "side": letter.side,
-        "source": source,
-        "offset": offset,
-        "line": line,
-        "time_ms": now_ms(),
-        "bytes": base64::engine::general_purpose::STANDARD.encode(&letter.bytes),
-    });
+/// A bad event with its place, as a line of JSON.
+fn json_line(letter: &DeadLetter, mut record: Value) -> String {
+    record["reason"] = json!(letter.bad.reason());
+    record["detail"] = json!(letter.bad.to_string());
+    record["side"] = json!(letter.side);
+    record["time_ms"] = json!(now_ms());
+    record["bytes"] = json!(base64::engine::general_purpose::STANDARD.encode(&letter.bytes));
     format!("{record}\n")
 }
 

@@ -127,6 +127,7 @@ impl SnapshotStore for Redb {
         let aside = aside(&path);
         std::fs::rename(&path, &aside).map_err(|error| cannot_write(&self.dir, &error))?;
         tracing::error!(kept = %aside.display(), "the store is damaged: what is whole of it is carried over to a new one");
+        make(&self.dir).map_err(|problem| StoreError::Write { path: self.dir.display().to_string(), problem })?;
         self.handle = open_checked(&path).map_err(|problem| damaged(&self.dir, &problem))?;
         Ok(())
     }

@@ -243,6 +243,8 @@ fn states_that_do_not_fit_are_refused() {
             // The lazy state has no rank, the constant ones no mode either.
             let learns = matches!(config.algorithm, Algorithm::Hpg | Algorithm::HpgParameterFree);
             let matters = match *name {
+                // They may come and go.
+                "models" | "order of models" => false,
                 "mode" => learns,
                 "rank" => learns && config.mode != Mode::Lazy,
                 _ => true,

@@ -239,5 +239,5 @@ fn a_log_that_is_not_there_or_torn_is_an_error() {
     let output = replay(directory.path(), &config, &[torn], &rewards, &[]);
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("torn.jsonl.zst, after line"), "{told}");
+    assert!(told.contains("torn.jsonl.zst"), "{told}");
 }

@@ -139,13 +139,13 @@ impl Place {
         );
     }
 
-    /// Sources and offsets of the dead letters. A line that a crash has torn is skipped: it came again.
+    /// Logs and offsets of the dead letters. A line that a crash has torn is skipped: it came again.
     fn dead_letters(&self) -> BTreeSet<(String, u64)> {
         let dir = self.transport.join("dead-letters");
         let files = fs::read_dir(dir).map(|entries| entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>());
         let lines: String = files.unwrap_or_default().iter().map(|path| text(path)).collect();
         let letters = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        letters.map(|letter| (letter["source"].as_str().unwrap().into(), letter["offset"].as_u64().unwrap())).collect()
+        letters.map(|letter| (letter["log"].as_str().unwrap().into(), letter["offset"].as_u64().unwrap())).collect()
     }
 
     /// What is published, by space.
