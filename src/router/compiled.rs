@@ -1,6 +1,9 @@
 //! Parameters laid out for routing: all vectors of all models as the rows of one matrix, so that scoring a query is one
 //! matrix-vector product in single precision.
 
+use faer::linalg::matmul::matmul;
+use faer::{Accum, ColMut, ColRef, MatRef, Par};
+
 use super::{Distribution, Params, Policy, ScoreForm};
 use crate::event::{BadQuery, Name};
 
@@ -108,62 +111,32 @@ fn normalise(query: &[f32], dim: usize) -> Result<Vec<f32>, BadQuery> {
     if query.len() != dim {
         return Err(BadQuery::Dimension { found: query.len(), expected: dim });
     }
-    let square: f64 = query.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    let square = square(query);
     if !square.is_finite() || square == 0.0 {
         // Of all components f32 can hold only NaN and infinity get here, and zero: say which.
         return Err(crate::event::Query::from_f32(query).err().unwrap_or(BadQuery::Zero));
     }
-    let norm = square.sqrt();
-    Ok(query.iter().map(|&x| (f64::from(x) / norm) as f32).collect())
+    let scale = 1.0 / square.sqrt();
+    Ok(query.iter().map(|&x| (f64::from(x) * scale) as f32).collect())
 }
 
-/// out = rows query, with the widest instructions that the machine has.
+/// The squared length; in double precision no f32 overflows it. Several sums side by side keep the adders busy.
+fn square(query: &[f32]) -> f64 {
+    let (chunks, rest) = query.as_chunks::<8>();
+    let mut sums = [0.0_f64; 8];
+    for chunk in chunks {
+        for lane in 0..8 {
+            sums[lane] += f64::from(chunk[lane]) * f64::from(chunk[lane]);
+        }
+    }
+    sums.iter().sum::<f64>() + rest.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>()
+}
+
+/// out = rows query, on this thread.
 fn product(rows: &[f32], query: &[f32], out: &mut [f32]) {
-    pulp::Arch::new().dispatch(|| {
-        let mut fours = rows.chunks_exact(4 * query.len());
-        let mut outs = out.chunks_exact_mut(4);
-        for (four, out) in fours.by_ref().zip(outs.by_ref()) {
-            four_dots(four, query, out);
-        }
-        let rest = fours.remainder().chunks_exact(query.len());
-        for (row, out) in rest.zip(outs.into_remainder()) {
-            let mut single = [0.0; 4];
-            let padded = [row, row, row, row];
-            dots(padded, query, &mut single);
-            *out = single[0];
-        }
-    });
-}
-
-#[inline(always)]
-fn four_dots(rows: &[f32], query: &[f32], out: &mut [f32]) {
-    let (ab, cd) = rows.split_at(2 * query.len());
-    let ((a, b), (c, d)) = (ab.split_at(query.len()), cd.split_at(query.len()));
-    dots([a, b, c, d], query, out);
-}
-
-const LANES: usize = 16;
-
-/// Four dot products at once: each load of the query serves four rows.
-#[inline(always)]
-fn dots(rows: [&[f32]; 4], query: &[f32], out: &mut [f32]) {
-    let mut sums = [[0.0_f32; LANES]; 4];
-    let chunks = query.len() / LANES;
-    for i in 0..chunks {
-        let at = i * LANES;
-        let q: &[f32; LANES] = query[at..at + LANES].try_into().expect("of that length");
-        for (sum, row) in sums.iter_mut().zip(rows) {
-            let r: &[f32; LANES] = row[at..at + LANES].try_into().expect("of that length");
-            for lane in 0..LANES {
-                // Not fused: so that all machines come to the same bits.
-                sum[lane] += r[lane] * q[lane];
-            }
-        }
-    }
-    for ((out, sum), row) in out.iter_mut().zip(&sums).zip(rows) {
-        let rest: f32 = row[chunks * LANES..].iter().zip(&query[chunks * LANES..]).map(|(x, q)| x * q).sum();
-        *out = sum.iter().sum::<f32>() + rest;
-    }
+    let rows = MatRef::from_row_major_slice(rows, out.len(), query.len());
+    let (query, out) = (ColRef::from_slice(query), ColMut::from_slice_mut(out));
+    matmul(out, Accum::Replace, rows, query, 1.0, Par::Seq);
 }
 
 #[cfg(test)]

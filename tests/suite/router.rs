@@ -239,3 +239,59 @@ impl Random {
         }
     }
 }
+
+/// What is announced is what is played: draws by request id fit the propensities.
+#[test]
+fn draws_fit_the_announced_propensities() {
+    let draws = crate::size::sized(1_000_000, 10_000_000);
+    let (params, query) = skewed();
+    let space = params.space.clone();
+    let router = Router::new(DrawKey::new(b"audit").unwrap());
+    router.offer(params);
+    let announced = router.route(&space, "r", &query).unwrap().unwrap().distribution.propensities;
+    let count = |part: usize| {
+        let mut counts = vec![0_u64; announced.len()];
+        for i in (part..draws).step_by(2) {
+            counts[router.route(&space, &format!("request-{i}"), &query).unwrap().unwrap().model] += 1;
+        }
+        counts
+    };
+    let counts: Vec<u64> = std::thread::scope(|scope| {
+        let other = scope.spawn(|| count(1));
+        count(0).iter().zip(other.join().unwrap()).map(|(a, b)| a + b).collect()
+    });
+    let squares = counts.iter().zip(&announced).map(|(&n, p)| {
+        let expected = p * draws as f64;
+        (n as f64 - expected).powi(2) / expected
+    });
+    let chi: f64 = squares.sum();
+    println!("{draws} draws: chi-square {chi:.2} of {} degrees of freedom", announced.len() - 1);
+    // Beyond 29.9 of 7 degrees lies one in ten thousand; the draws are the same in every run.
+    assert!(chi < 29.9, "{counts:?} for {announced:?}");
+}
+
+/// Eight models with propensities of many sizes, and a query.
+fn skewed() -> (Params, Vec<f32>) {
+    let mut policy = Policy::unlearned(8, None);
+    for (m, form) in policy.scores.iter_mut().enumerate() {
+        *form = ScoreForm {
+            eigenvalues: vec![m as f32],
+            eigenvectors: vec![0.6, 0.8, 0.0, 0.0],
+            bias: -0.3 * m as f32,
+            ..ScoreForm::default()
+        };
+    }
+    policy.floor = 0.05;
+    let params = Params {
+        space: Name::default_space(),
+        epoch: 0,
+        version: 1,
+        revision: 0,
+        models: (0..8).map(|m| Name::try_from(format!("m{m}")).unwrap()).collect(),
+        dim: 4,
+        created_ms: 0,
+        algorithm: "hpg".to_owned(),
+        policy,
+    };
+    (params, vec![1.0, 1.0, 0.5, 0.0])
+}
