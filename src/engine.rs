@@ -662,6 +662,7 @@ fn decide(
 mod tests {
     use super::*;
     use crate::config::Config;
+    use proptest::prelude::*;
 
     fn step(engine: &mut Engine, side: Side, text: &str) -> Effects {
         let settings = engine.settings.clone();
@@ -749,6 +750,35 @@ mod tests {
         ] {
             let example = space.example(decision(known), 1.0, missing);
             assert_eq!(example.policy(), [0.1, 0.7, 0.2]);
+        }
+    }
+
+    proptest! {
+        /// A record that is damaged, yet passed every checksum: it is refused, or what it holds can be worked with.
+        #[test]
+        fn damaged_records_do_no_harm(of in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), byte: u8) {
+            let settings = toml::from_str::<Config>(&format!("{SMALL}batch = 3\n")).unwrap().check().unwrap();
+            let mut engine = Engine::new(settings.clone());
+            for i in 0..8 {
+                let query = format!(r#"{{"request_id":"r{i}","ts_ms":{i},"query":[1,{i}],"model":"a","propensities":{{"a":0.5,"b":0.5}}}}"#);
+                step(&mut engine, Side::Query, &query);
+            }
+            for i in 0..4 {
+                step(&mut engine, Side::Reward, &format!(r#"{{"request_id":"r{i}","ts_ms":9,"reward":1}}"#));
+            }
+            let mut records: Vec<(Vec<u8>, Vec<u8>)> =
+                engine.take_changes().into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
+            let whole = Engine::restore(settings.clone(), engine.head(), records.clone()).unwrap();
+            prop_assert_eq!(whole.digest(), engine.digest());
+            let chosen = of.index(records.len());
+            let value = &mut records[chosen].1;
+            let at = at.index(value.len());
+            value[at] = byte;
+            if let Ok(mut restored) = Engine::restore(settings, engine.head(), records) {
+                step(&mut restored, Side::Reward, r#"{"request_id":"r5","ts_ms":10,"reward":0.5}"#);
+                restored.finish();
+                let _ = restored.digest();
+            }
         }
     }
 

@@ -236,9 +236,7 @@ impl Runner {
 
     /// Begins a new epoch if routers have seen parameters that are ahead of this state.
     fn meet_published(&mut self, dir: &ParamsDir) {
-        for space in
-            self.engine.names().cloned().chain(self.settings.spaces.keys().cloned()).chain([Name::default_space()])
-        {
+        for space in dir.spaces() {
             let Some(seen) = dir.newest(&space) else { continue };
             let version = self.engine.version(&space).unwrap_or(0);
             let revision = self.head.publications.get(&space).map_or(0, |last| last.revision);

@@ -19,6 +19,15 @@ impl ParamsDir {
         Self(dir.to_owned())
     }
 
+    /// Spaces of which something was published.
+    pub fn spaces(&self) -> Vec<Name> {
+        // Before the first publication there is no directory.
+        let entries = std::fs::read_dir(&self.0).into_iter().flatten();
+        let file_names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let names = file_names.filter_map(|name| Name::try_from(name.strip_suffix(".safetensors")?).ok());
+        names.collect()
+    }
+
     /// What was last published of a space; `None` if nothing was, or nothing that can be read.
     pub fn newest(&self, space: &Name) -> Option<Params> {
         let path = self.path(space);
