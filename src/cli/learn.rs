@@ -20,8 +20,8 @@ use crate::wire::events::Parser;
 /// Run the daemon: learn from events as they come, keep snapshots, publish parameters
 ///
 /// Follows queries/*.jsonl and rewards/*.jsonl under transport.file.dir, through rotation and compression, and goes on
-/// where its store says that it was. After every snapshot (see [snapshot] in the configuration) it replaces
-/// params/<space>.safetensors there. SIGTERM or SIGINT ends it: it takes a last snapshot, publishes, and exits with 0.
+/// where its store says that it was. After every snapshot (the configuration says how often) it replaces
+/// the parameters under params/ there. SIGTERM or SIGINT ends it: it takes a last snapshot, publishes, and exits with 0.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

@@ -21,7 +21,7 @@ use crate::wire::params;
 
 /// Run the router sidecar: answers over HTTP which model a query goes to, and logs the decision
 ///
-/// Reads params/<space>.safetensors under transport.file.dir, and again when they are replaced; writes decisions to
+/// Reads the parameters under params/ in transport.file.dir, and again when they are replaced; writes decisions to
 /// queries/ and rewards to rewards/ there, for `learn`. Listens on http.listen (loopback unless configured). SIGTERM or
 /// SIGINT ends it, after open requests.
 #[derive(Debug, clap::Args)]

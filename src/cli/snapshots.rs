@@ -57,7 +57,7 @@ enum Command {
     Verify,
     /// Write a space's eigen-decompositions as safetensors, in double precision
     ///
-    /// `<model>/eigenvalues` has shape [k], `<model>/eigenvectors` [dim, k].
+    /// `<model>/eigenvalues` has shape k, `<model>/eigenvectors` dim x k.
     Export {
         /// Which space
         #[arg(long, default_value = "default")]
