@@ -3,12 +3,16 @@
 //! `config/default.toml` documents every key. Unknown keys are errors. An error names the key, its value and what is
 //! allowed. Where files, environment and command line are read is an edge (`cli::settings`), not here.
 
+mod kafka;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, Start, Topics, parse_time};
 
 use crate::event::Name;
 use crate::hpg::gradient::{Baseline, Estimator};
@@ -183,11 +187,14 @@ pub struct TransportConfig {
     pub kind: TransportKind,
     /// The transport of files.
     pub file: FileTransportConfig,
+    /// The transport of topics.
+    pub kafka: KafkaConfig,
 }
 
 impl Default for TransportConfig {
     fn default() -> Self {
-        Self { kind: TransportKind::File, file: FileTransportConfig::default() }
+        let (file, kafka) = (FileTransportConfig::default(), KafkaConfig::default());
+        Self { kind: TransportKind::File, file, kafka }
     }
 }
 
@@ -197,6 +204,8 @@ impl Default for TransportConfig {
 pub enum TransportKind {
     /// A directory of logs.
     File,
+    /// Topics of Apache Kafka.
+    Kafka,
 }
 
 /// `[transport.file]`, as written.
@@ -516,7 +525,7 @@ macro_rules! display_as_written {
         }
     )*};
 }
-display_as_written!(Algorithm, Preset, Mode, LearningRate, StoreKind);
+display_as_written!(Algorithm, Preset, Mode, LearningRate, StoreKind, TransportKind);
 
 /// A key has a value that it cannot have.
 #[derive(Debug, Error, PartialEq)]
@@ -669,6 +678,7 @@ impl Config {
             return Err(bad("router.fallback_model", model, "one of learner.models"));
         }
         within("transport.file.poll_ms", self.transport.file.poll_ms, 1, 60_000)?;
+        self.transport.kafka.check()?;
         Ok(Settings {
             learner: self.learner.check()?,
             spaces: self.spaces.iter().map(|(name, keys)| self.check_space(name, keys)).collect::<Result<_, _>>()?,

@@ -71,9 +71,9 @@ impl Input {
         Self { side, bytes, event }
     }
 
-    /// An event that was too large to be read: its first bytes, and how many it has.
-    pub fn oversized(side: Side, start: Vec<u8>, bytes: usize, most: usize) -> Self {
-        Self { side, bytes: start, event: Err(Bad::Oversized { bytes, most }) }
+    /// An event that cannot be read; of one that is too large its first bytes will do.
+    pub fn bad(side: Side, bytes: Vec<u8>, bad: Bad) -> Self {
+        Self { side, bytes, event: Err(bad) }
     }
 
     /// Size of the event, as it was read.

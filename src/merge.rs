@@ -29,6 +29,17 @@ pub struct Sourced {
     pub end: u64,
     /// Its line in the log, counted from 1; 0 where there are no lines.
     pub line: u64,
+    /// What came with it.
+    pub origin: Option<Box<Origin>>,
+}
+
+/// What comes with an event besides its bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The message's key.
+    pub key: Option<Vec<u8>>,
+    /// Its trace context, as W3C writes it.
+    pub traceparent: Option<String>,
 }
 
 /// What reading on in a log gave.
@@ -125,6 +136,8 @@ struct Log<S> {
     bad: Option<Sourced>,
     /// Whether it was idle: until it is woken nothing new is looked for, however often what is held is asked for.
     asleep: bool,
+    /// Whether its position is worth keeping even before anything was read.
+    begun: bool,
     /// Whether its position is of no use any more.
     gone: bool,
 }
@@ -165,6 +178,7 @@ impl<S: Source> Merge<S> {
             (None, Some(ms)) => drop(self.dormant.insert((ms.saturating_sub_unsigned(self.reorder_ms), index))),
             _ => self.active.push(index),
         }
+        let begun = position.is_some();
         let position = position.unwrap_or_default();
         let log = Log {
             name,
@@ -177,6 +191,7 @@ impl<S: Source> Merge<S> {
             outstanding: BTreeMap::new(),
             bad: None,
             asleep: false,
+            begun,
             gone: false,
         };
         self.logs.insert(index, log);
@@ -249,7 +264,7 @@ impl<S: Source> Merge<S> {
 
     /// What it needs to go on from here.
     pub fn state(&self) -> MergeState {
-        let begun = self.logs.values().filter(|log| log.read_so_far() > 0 && !log.gone);
+        let begun = self.logs.values().filter(|log| (log.begun || log.read_so_far() > 0) && !log.gone);
         let position = |log: &Log<S>| Position { read: log.read_so_far(), ..log.position.clone() };
         MergeState {
             positions: begun.map(|log| (log.name.clone(), position(log))).collect(),
@@ -440,7 +455,7 @@ mod tests {
             let start = self.next as u64;
             self.next += 1;
             let input = Input::parse(&parser, Side::Reward, bytes.into_bytes(), None);
-            Ok(Read::Event(Sourced { input, start, end: start + 1, line: start + 1 }))
+            Ok(Read::Event(Sourced { input, start, end: start + 1, line: start + 1, origin: None }))
         }
     }
 

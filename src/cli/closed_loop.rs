@@ -18,8 +18,8 @@ use crate::runner::{Places, Runner, Stepped};
 use crate::simulate::run::{Plan, Stack};
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
-use crate::transport::file::AtEnd;
-use crate::transport::params::ParamsDir;
+use crate::transport::file::{AtEnd, LogFile};
+use crate::transport::params::{Files, ParamsDir};
 use crate::wire::events::{Parser, query_line, reward_line};
 
 /// A round takes so long, in event time.
@@ -32,7 +32,7 @@ pub struct ClosedLoop {
     queries: BufWriter<File>,
     rewards: BufWriter<File>,
     directory: Directory,
-    runner: Runner,
+    runner: Runner<LogFile>,
     params: ParamsDir,
     refresh: u64,
 }
@@ -51,8 +51,11 @@ impl ClosedLoop {
         let places = Places {
             store: Some(StoreConfig { dir: dir.join("store"), kind: StoreKind::Redb }),
             audit: None,
-            dead_letters: Appender::new(&dir.join("dead-letters.jsonl")),
-            params: Some(params.clone()),
+            outlet: Box::new(Files {
+                dead_letters: Appender::new(&dir.join("dead-letters.jsonl")),
+                params: Some(params.clone()),
+            }),
+            published: Vec::new(),
         };
         // Snapshots are taken when the router is to be updated, and then only.
         let cadence = SnapshotConfig { every_updates: u64::MAX, every_ms: u64::MAX, keep: 1 };
@@ -94,7 +97,7 @@ impl Stack for ClosedLoop {
             self.learn()?;
             self.runner.snapshot()?;
             self.runner.settle()?;
-            if let Some(params) = self.params.newest(&self.space) {
+            for params in self.params.published() {
                 self.router.offer(params);
             }
         }

@@ -11,6 +11,7 @@ mod route;
 mod settings;
 mod snapshots;
 mod summary;
+mod topics;
 
 use std::path::{Path, PathBuf};
 
@@ -53,6 +54,7 @@ enum Command {
     Replay(replay::Args),
     Snapshots(snapshots::Args),
     Params(params::Args),
+    Topics(topics::Args),
     CheckConfig(check_config::Args),
 }
 
@@ -82,6 +84,7 @@ impl Cli {
             Command::Replay(args) => replay::run(&args, &config),
             Command::Snapshots(args) => snapshots::run(&args, &config),
             Command::Params(args) => params::run(&args, &config),
+            Command::Topics(args) => topics::run(&args, &config),
             Command::CheckConfig(args) => check_config::run(&args, &config),
         }
     }

@@ -20,6 +20,7 @@ use crate::runner::{Places, Runner, Stepped};
 use crate::transport::append::Appender;
 use crate::transport::directory::{base_name, log_name};
 use crate::transport::file::{AtEnd, LogFile, fingerprint};
+use crate::transport::params::Files;
 use crate::wire::events::Parser;
 
 /// Learn from historical logs: queries and rewards, joined in event time and applied in order
@@ -85,8 +86,8 @@ fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<O
     let places = Places {
         store: args.store.clone().map(|dir| StoreConfig { dir, ..config.store.clone() }),
         audit: config.audit.path(),
-        dead_letters: Appender::new(&args.dead_letters),
-        params: None,
+        outlet: Box::new(Files { dead_letters: Appender::new(&args.dead_letters), params: None }),
+        published: Vec::new(),
     };
     let (mut runner, state) = Runner::open(settings, &config.snapshot, places)?;
     let total = add_logs(args, settings, &mut runner, &state, &bytes_read)?;
@@ -120,7 +121,7 @@ fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<O
 fn add_logs(
     args: &Args,
     settings: &Settings,
-    runner: &mut Runner,
+    runner: &mut Runner<LogFile>,
     state: &MergeState,
     bytes_read: &Arc<AtomicU64>,
 ) -> anyhow::Result<u64> {

@@ -13,16 +13,20 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Failure;
-use crate::config::{Config, Settings};
+use crate::config::{Config, Settings, TransportKind};
 use crate::http::sidecar::Sidecar;
 use crate::router::{DrawKey, Router};
-use crate::transport::writer::EventWriter;
+use crate::transport::kafka::cluster::Cluster;
+use crate::transport::kafka::events::EventTopics;
+use crate::transport::kafka::params::ParamsTopic;
+use crate::transport::writer::{EventWriter, FileWriter};
 use crate::wire::params;
 
 /// Run the router sidecar: answers over HTTP which model a query goes to, and logs the decision
 ///
-/// Reads the parameters under params/ in transport.file.dir, and again when they are replaced; writes decisions to
-/// queries/ and rewards to rewards/ there, for `learn`. Listens on http.listen (loopback unless configured). SIGTERM or
+/// With transport.kind = "file" it reads the parameters under params/ in transport.file.dir, and again when they are
+/// replaced, and writes decisions to queries/ and rewards to rewards/ there, for `learn`; with "kafka" it does the same
+/// with the topics of transport.kafka.topics. Listens on http.listen (loopback unless configured). SIGTERM or
 /// SIGINT ends it, after open requests.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -51,39 +55,27 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
 }
 
 async fn serve(args: &Args, config: &Config, settings: Settings, router: Router) -> anyhow::Result<()> {
-    let file = &config.transport.file;
     let router = Arc::new(router);
     let ready = Arc::new(AtomicBool::new(args.serve_uniform));
-    let instance = format!("router-{}-{:08x}", std::process::id(), rand::rng().random::<u32>());
-    let (writer, thread) = EventWriter::start(&file.dir, &instance, config.events.queue_max)
-        .with_context(|| format!("cannot write events to {} (transport.file.dir)", file.dir.display()))?;
-    let mut watch = Watch::new(&file.dir.join("params"));
-    watch.look(&router);
-    ready.fetch_or(watch.found(), Ordering::Relaxed);
-    let sidecar = Arc::new(Sidecar::new(config, settings, router.clone(), ready.clone(), writer));
+    let (writer, feed) = match config.transport.kind {
+        TransportKind::File => files(config)?,
+        TransportKind::Kafka => topics(config)?,
+    };
+    let writer = Arc::new(writer);
     let listen = &config.http.listen;
     let listener =
         TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen} (http.listen)"))?;
-    tracing::info!(listen = %listener.local_addr()?, dir = %file.dir.display(), "routing");
-    let poll = Duration::from_millis(file.poll_ms);
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(poll).await;
-            let (seen, known) = (router.clone(), watch);
-            // Reading and laying out parameters takes milliseconds: not on a thread that answers.
-            let Ok(after) = tokio::task::spawn_blocking(move || {
-                let mut watch = known;
-                watch.look(&seen);
-                watch
-            })
-            .await
-            else {
-                return;
-            };
-            watch = after;
-            ready.fetch_or(watch.found(), Ordering::Relaxed);
+    tracing::info!(listen = %listener.local_addr()?, transport = %config.transport.kind, "routing");
+    let sidecar = Arc::new(Sidecar::new(config, settings, router.clone(), ready.clone(), writer.clone()));
+    let fed = Arc::new(AtomicBool::new(true));
+    let feeding = fed.clone();
+    // Reading and laying out parameters takes milliseconds: not on a thread that answers.
+    let (failed, mut failure) = tokio::sync::oneshot::channel();
+    let feeder = std::thread::Builder::new().name("parameters".to_owned()).spawn(move || {
+        if let Err(problem) = feed(&router, &ready, &feeding) {
+            let _ = failed.send(problem);
         }
-    });
+    })?;
     let (stopping, stopped) = tokio::sync::oneshot::channel();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -100,10 +92,60 @@ async fn serve(args: &Args, config: &Config, settings: Settings, router: Router)
         served = serving => served?,
         () = async { let _ = stopped.await; tokio::time::sleep(DRAIN).await } => {
             tracing::warn!("some requests did not end in time");
+        }
+        Ok(problem) = &mut failure => return Err(problem),
+    }
+    fed.store(false, Ordering::Relaxed);
+    tokio::task::spawn_blocking(move || {
+        let _ = feeder.join();
+        writer.drain()
+    })
+    .await?
+}
+
+/// Brings parameters to the router, says when all that there were have come, and ends when it is told to.
+type Feed = Box<dyn FnOnce(&Router, &AtomicBool, &AtomicBool) -> anyhow::Result<()> + Send>;
+
+fn files(config: &Config) -> anyhow::Result<(EventWriter, Feed)> {
+    let file = config.transport.file.clone();
+    let instance = format!("router-{}-{:08x}", std::process::id(), rand::rng().random::<u32>());
+    let writer = FileWriter::start(&file.dir, &instance, config.events.queue_max)
+        .with_context(|| format!("cannot write events to {} (transport.file.dir)", file.dir.display()))?;
+    let feed = move |router: &Router, ready: &AtomicBool, goes_on: &AtomicBool| {
+        let mut watch = Watch::new(&file.dir.join("params"));
+        while goes_on.load(Ordering::Relaxed) {
+            watch.look(router);
+            ready.fetch_or(watch.found(), Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(file.poll_ms));
+        }
+        Ok(())
+    };
+    Ok((EventWriter::Files(writer), Box::new(feed)))
+}
+
+fn topics(config: &Config) -> anyhow::Result<(EventWriter, Feed)> {
+    let cluster = Cluster::new(&config.transport.kafka)?;
+    let events = EventTopics::new(&cluster, config.events.queue_max, DRAIN)?;
+    let feed = move |router: &Router, ready: &AtomicBool, goes_on: &AtomicBool| {
+        let going = || goes_on.load(Ordering::Relaxed);
+        if !cluster.await_reach(going)? {
             return Ok(());
         }
-    }
-    tokio::task::spawn_blocking(move || thread.finish()).await?
+        let mut topic = ParamsTopic::open(&cluster)?;
+        let mut found = false;
+        while going() {
+            if let Some(params) = topic.poll(Duration::from_millis(100)) {
+                let (space, version) = (params.space.to_string(), params.version);
+                let taken = router.offer(params);
+                tracing::debug!(space, version, taken, "parameters");
+                found = true;
+            }
+            // An empty topic has no parameters to be ready with.
+            ready.fetch_or(found && topic.caught_up(), Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    Ok((EventWriter::Topics(events), Box::new(feed)))
 }
 
 /// Looks for parameters that were replaced.

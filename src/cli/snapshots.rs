@@ -286,7 +286,7 @@ fn import(dir: &Path, config: &Config, space: Name, from: &Path) -> anyhow::Resu
             let settings = config.check()?;
             let configuration = crate::snapshot::fingerprint(&settings);
             let head = LaneHead { configuration, ..LaneHead::default() };
-            (crate::runner::FILE_LANE.to_owned(), head, Engine::new(settings))
+            (crate::runner::ONE_LANE.to_owned(), head, Engine::new(settings))
         }
     };
     engine

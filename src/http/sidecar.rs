@@ -6,10 +6,11 @@ use std::future::Future;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use axum::Router as Routes;
 use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -21,17 +22,17 @@ use rand::RngExt;
 use serde::de::{DeserializeOwned, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
-use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
-use tower_http::timeout::TimeoutLayer;
+use tokio::sync::watch;
 
-use super::Problem;
 use super::metrics::Metrics;
+use super::{Problem, check_token};
 use crate::config::{Config, OnFull, Settings};
 use crate::engine::Side;
-use crate::event::{BadQuery, Name};
+use crate::event::Name;
 use crate::router::{Answer, Compiled, Recent, RecentSpec, Router};
-use crate::transport::writer::{EventWriter, NotWritten};
+use crate::transport::now_ms;
+use crate::transport::writer::{Event, EventWriter, NotWritten};
 use crate::wire::events::{ID_MAX, query_line, reward_line};
 
 /// Most queries in a batch.
@@ -45,8 +46,8 @@ pub struct Sidecar {
     pub ready: Arc<AtomicBool>,
     settings: Settings,
     config: Config,
-    recent: Recent<Arc<Decided>>,
-    writer: EventWriter,
+    recent: Recent<Remembered>,
+    writer: Arc<EventWriter>,
     metrics: Metrics,
     limit: Option<DefaultDirectRateLimiter>,
     started: Instant,
@@ -64,6 +65,13 @@ struct Decided {
     params_epoch: u64,
 }
 
+/// A decision, and whether its event is written. Whoever asks for it, the first time or again, waits for that.
+#[derive(Clone)]
+struct Remembered {
+    decided: Arc<Decided>,
+    receipt: watch::Receiver<Option<Result<(), Problem>>>,
+}
+
 impl Sidecar {
     /// A sidecar that routes by `router` and writes to `writer`.
     pub fn new(
@@ -71,7 +79,7 @@ impl Sidecar {
         settings: Settings,
         router: Arc<Router>,
         ready: Arc<AtomicBool>,
-        writer: EventWriter,
+        writer: Arc<EventWriter>,
     ) -> Self {
         let spec = RecentSpec { max: config.router.remember_max, keep_ms: config.router.remember_ms };
         let limit = NonZeroU32::new(config.http.requests_per_s_max).map(|n| RateLimiter::direct(Quota::per_second(n)));
@@ -109,10 +117,7 @@ impl Sidecar {
             .route("/live", get(|| async { "live\n" }))
             .route("/ready", get(ready))
             .route("/openapi.json", get(openapi));
-        let http = &self.config.http;
-        let timeout =
-            TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_millis(http.timeout_ms));
-        let limit = DefaultBodyLimit::max(http.body_bytes_max);
+        let limit = DefaultBodyLimit::max(self.config.http.body_bytes_max);
         guarded
             .merge(open)
             .fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "there is no such path; see /openapi.json") })
@@ -120,44 +125,59 @@ impl Sidecar {
                 Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method; see /openapi.json")
             })
             .layer(limit)
-            .layer(timeout)
             .with_state(self)
     }
 
-    /// Takes decisions on queries that are all good, and writes the events of those that are new.
-    async fn decide(&self, requests: Vec<Asked>) -> Result<Vec<Arc<Decided>>, Problem> {
-        let mut decided = Vec::with_capacity(requests.len());
-        let mut fresh: Vec<(Name, String)> = Vec::new();
-        let mut lines = Vec::new();
-        for asked in &requests {
+    /// Takes decisions, all or none, and writes the events of those that are new; `place` says where in the request a
+    /// problem is.
+    async fn decide(
+        self: &Arc<Self>,
+        requests: &[Asked],
+        place: impl Fn(usize, Problem) -> Problem,
+    ) -> Result<Vec<Arc<Decided>>, Problem> {
+        let (settled, receipt) = watch::channel(None);
+        let mut known = Vec::with_capacity(requests.len());
+        let mut events = Vec::new();
+        for (i, asked) in requests.iter().enumerate() {
             let now_ms = now_ms();
             let decide = || {
                 self.answer(asked).map(|answer| {
-                    lines.push(query_line(&asked.request_id, now_ms as i64, &asked.query, &answer));
-                    Arc::new(Decided::new(asked, &answer))
+                    let line = query_line(&asked.request_id, now_ms as i64, &asked.query, &answer);
+                    events.push(asked.event(line));
+                    Remembered { decided: Arc::new(Decided::new(asked, &answer)), receipt: receipt.clone() }
                 })
             };
             match self.recent.get_or(&asked.space, &asked.request_id, now_ms, decide) {
-                Ok((decision, true)) => {
-                    fresh.push((asked.space.clone(), asked.request_id.clone()));
-                    decided.push(decision);
-                }
-                Ok((decision, false)) => {
-                    self.metrics.repeat();
-                    decided.push(decision);
+                Ok((remembered, is_new)) => {
+                    if !is_new {
+                        self.metrics.repeat();
+                    }
+                    known.push(remembered);
                 }
                 Err(problem) => {
-                    self.forget(&fresh);
-                    return Err(problem);
+                    self.forget(&events);
+                    return Err(place(i, problem));
                 }
             }
         }
-        let written = self.write(Side::Query, "decision", lines).await;
-        if written.is_err() {
-            // It must not pass for logged when it is sent again.
-            self.forget(&fresh);
+        if !events.is_empty() {
+            let sidecar = self.clone();
+            // Not in this task: it is to be settled even if the caller goes away.
+            tokio::spawn(async move {
+                let written = sidecar.write("decision", &events).await;
+                if written.is_err() {
+                    // It must not pass for logged when it is sent again.
+                    sidecar.forget(&events);
+                }
+                settled.send_replace(Some(written));
+            });
         }
-        written.map(|()| decided)
+        for remembered in &mut known {
+            let outcome = remembered.receipt.wait_for(Option::is_some).await;
+            let again = || Problem::unavailable("the same request, sent before, has failed: try again");
+            outcome.map_err(|_| again())?.clone().unwrap_or_else(|| Err(again()))?;
+        }
+        Ok(known.into_iter().map(|remembered| remembered.decided).collect())
     }
 
     fn answer(&self, asked: &Asked) -> Result<Answer, Problem> {
@@ -171,7 +191,7 @@ impl Sidecar {
                     .ok_or_else(|| Problem::unavailable("the space has no parameters"))?
             }
         };
-        routed.map_err(|bad| Problem::field("query", explain(&bad)))
+        routed.map_err(|bad| Problem::field("query", bad.to_string()))
     }
 
     /// A space without parameters is routed as configured, until some come.
@@ -187,17 +207,13 @@ impl Sidecar {
         Ok(())
     }
 
-    fn forget(&self, requests: &[(Name, String)]) {
-        requests.iter().for_each(|(space, request_id)| self.recent.forget(space, request_id));
+    fn forget(&self, events: &[Event]) {
+        events.iter().for_each(|event| self.recent.forget(&event.space, &event.request_id));
     }
 
-    async fn write(&self, side: Side, kind: &'static str, lines: Vec<Vec<u8>>) -> Result<(), Problem> {
-        if lines.is_empty() {
-            return Ok(());
-        }
-        let number = lines.len() as u64;
-        let outcome = self.writer.write(side, lines.concat()).await;
-        match outcome {
+    async fn write(&self, kind: &'static str, events: &[Event]) -> Result<(), Problem> {
+        let number = events.len() as u64;
+        match self.writer.write(events).await {
             Ok(()) => {
                 self.metrics.events(kind, "written", number);
                 Ok(())
@@ -244,6 +260,12 @@ struct Asked {
     query: Vec<f32>,
 }
 
+impl Asked {
+    fn event(&self, line: Vec<u8>) -> Event {
+        Event { side: Side::Query, space: self.space.clone(), request_id: self.request_id.clone(), line }
+    }
+}
+
 #[derive(Deserialize)]
 struct RouteBody {
     space: Option<String>,
@@ -279,11 +301,13 @@ struct RouteParams {
 
 async fn route(
     State(sidecar): State<Arc<Sidecar>>,
-    Query(params): Query<RouteParams>,
+    params: Result<Query<RouteParams>, QueryRejection>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
     sidecar.check_ready()?;
+    let Query(params) = params.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+    let body = whole(body)?;
     let binary = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/octet-stream");
     let RouteBody { space: named, request_id, query } = if binary {
         let query = Vector(floats(&body).ok_or_else(|| Problem::malformed("the body must be little-endian f32"))?);
@@ -292,13 +316,16 @@ async fn route(
         parse(&body)?
     };
     let asked = asked(space(named)?, request_id, query)?;
-    let decided = sidecar.decide(vec![asked]).await?;
+    let decided = sidecar.decide(&[asked], |_, problem| problem).await?;
     Ok(json_response(decided[0].as_ref()))
 }
 
-async fn route_batch(State(sidecar): State<Arc<Sidecar>>, body: Bytes) -> Result<Response, Problem> {
+async fn route_batch(
+    State(sidecar): State<Arc<Sidecar>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Problem> {
     sidecar.check_ready()?;
-    let BatchBody { space: named, requests } = parse(&body)?;
+    let BatchBody { space: named, requests } = parse(&whole(body)?)?;
     if requests.len() > BATCH_MAX {
         return Err(Problem::field(
             "requests",
@@ -306,21 +333,20 @@ async fn route_batch(State(sidecar): State<Arc<Sidecar>>, body: Bytes) -> Result
         ));
     }
     let space = space(named)?;
-    let mut all = Vec::with_capacity(requests.len());
-    for (i, BatchItem { request_id, query }) in requests.into_iter().enumerate() {
-        let asked =
-            asked(space.clone(), request_id, query).map_err(|problem| problem.within(&format!("requests[{i}]")))?;
-        // All are checked before any is decided: a batch is answered as a whole or not at all.
-        sidecar.answer(&asked).map_err(|problem| problem.within(&format!("requests[{i}]")))?;
-        all.push(asked);
-    }
-    let decided = sidecar.decide(all).await?;
+    let place = |i: usize, problem: Problem| problem.within(&format!("requests[{i}]"));
+    let requests = requests.into_iter().enumerate().map(|(i, BatchItem { request_id, query })| {
+        asked(space.clone(), request_id, query).map_err(|problem| place(i, problem))
+    });
+    let decided = sidecar.decide(&requests.collect::<Result<Vec<Asked>, Problem>>()?, place).await?;
     let decisions: Vec<&Decided> = decided.iter().map(Arc::as_ref).collect();
     Ok(json_response(&json!({ "decisions": decisions })))
 }
 
-async fn reward(State(sidecar): State<Arc<Sidecar>>, body: Bytes) -> Result<StatusCode, Problem> {
-    let RewardBody { space: named, request_id, reward, event_id } = parse(&body)?;
+async fn reward(
+    State(sidecar): State<Arc<Sidecar>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<StatusCode, Problem> {
+    let RewardBody { space: named, request_id, reward, event_id } = parse(&whole(body)?)?;
     let space = space(named)?;
     check_id("request_id", &request_id)?;
     if let Some(event_id) = &event_id {
@@ -330,7 +356,7 @@ async fn reward(State(sidecar): State<Arc<Sidecar>>, body: Bytes) -> Result<Stat
         return Err(Problem::field("reward", "must be finite"));
     }
     let line = reward_line(&request_id, &space, now_ms() as i64, reward, event_id.as_deref());
-    sidecar.write(Side::Reward, "reward", vec![line]).await?;
+    sidecar.write("reward", &[Event { side: Side::Reward, space, request_id, line }]).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -370,7 +396,7 @@ async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], document).into_response()
 }
 
-/// Counts every request; turns away those without the token, and those beyond the rate.
+/// Counts every request; turns away those without the token, those beyond the rate and those that take too long.
 async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let endpoint = match request.uri().path() {
@@ -380,8 +406,11 @@ async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next
         "/v1/status" => "status",
         _ => "metrics",
     };
+    let timeout = Duration::from_millis(sidecar.config.http.timeout_ms);
     let response = match sidecar.admit(request.headers()) {
-        Ok(()) => next.run(request).await,
+        Ok(()) => tokio::time::timeout(timeout, next.run(request)).await.unwrap_or_else(|_| {
+            Problem::new(StatusCode::REQUEST_TIMEOUT, "it took longer than http.timeout_ms").into_response()
+        }),
         Err(problem) => problem.into_response(),
     };
     sidecar.metrics.request(endpoint, response.status().as_u16(), start.elapsed());
@@ -390,12 +419,7 @@ async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next
 
 impl Sidecar {
     fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
-        let token = self.config.http.token.0.as_bytes();
-        let brought = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
-        let brought = brought.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
-        if !token.is_empty() && !bool::from(token.ct_eq(brought)) {
-            return Err(Problem::new(StatusCode::UNAUTHORIZED, "a bearer token is needed (http.token)"));
-        }
+        check_token(&self.config.http.token, headers)?;
         match &self.limit {
             Some(limit) if limit.check().is_err() => {
                 Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "more than http.requests_per_s_max"))
@@ -410,6 +434,11 @@ impl Sidecar {
         }
         Err(Problem::unavailable("no parameters have been read yet: wait, or start with --serve-uniform"))
     }
+}
+
+/// A body that has come as a whole.
+fn whole(body: Result<Bytes, BytesRejection>) -> Result<Bytes, Problem> {
+    body.map_err(|error| Problem::new(error.status(), error.body_text()))
 }
 
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
@@ -460,10 +489,6 @@ fn check_id(field: &str, id: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-fn explain(bad: &BadQuery) -> String {
-    bad.to_string()
-}
-
 fn json_response<T: Serialize>(value: &T) -> Response {
     match serde_json::to_vec(value) {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
@@ -474,10 +499,6 @@ fn json_response<T: Serialize>(value: &T) -> Response {
 fn floats(bytes: &[u8]) -> Option<Vec<f32>> {
     let (chunks, rest) = bytes.as_chunks::<4>();
     rest.is_empty().then(|| chunks.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect())
-}
-
-fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
 }
 
 /// A query vector: an array of numbers, or base64 of little-endian f32.

@@ -11,10 +11,11 @@ use anyhow::{Context, anyhow};
 
 use crate::event::Name;
 use crate::failpoint;
+use crate::merge::MergeState;
 use crate::store::archive::Change;
 use crate::store::{DirArchive, Witness};
 use crate::transport::append::Appender;
-use crate::transport::params::ParamsDir;
+use crate::transport::{Letter, Outlet};
 
 /// Where things go.
 pub struct Outlets {
@@ -22,10 +23,8 @@ pub struct Outlets {
     pub snapshots: Option<Snapshots>,
     /// Requests that were learned from.
     pub audit: Option<Appender>,
-    /// Bad events.
-    pub dead_letters: Appender,
-    /// Parameters.
-    pub params: Option<ParamsDir>,
+    /// Bad events and parameters.
+    pub outlet: Box<dyn Outlet>,
 }
 
 /// Where the snapshots of a lane go.
@@ -43,10 +42,12 @@ pub struct Snapshots {
 pub struct Work {
     /// Lines of applied requests.
     pub audit: Vec<u8>,
-    /// Lines of bad events.
-    pub dead_letters: Vec<u8>,
+    /// Bad events.
+    pub dead_letters: Vec<Letter>,
     /// A snapshot: its head and what has changed.
     pub snapshot: Option<(Vec<u8>, Vec<Change>)>,
+    /// Where in the logs all this is.
+    pub positions: MergeState,
     /// Parameters to publish.
     pub params: Vec<(Name, Vec<u8>)>,
     /// Who wants to know when it is done.
@@ -95,7 +96,7 @@ impl Keeper {
 impl Outlets {
     /// Carries out work, in the caller's thread.
     pub fn carry_out(&mut self, work: Work) -> anyhow::Result<()> {
-        self.dead_letters.append(&work.dead_letters).context("dead letters must not be lost")?;
+        self.outlet.dead_letters(&work.dead_letters).context("dead letters must not be lost")?;
         if let Some(audit) = &mut self.audit {
             audit.append(&work.audit).context("audit.applied_log")?;
         }
@@ -106,11 +107,10 @@ impl Outlets {
             snapshots.witness.note(&snapshots.lane, generation).context("cannot note the snapshot beside its store")?;
             tracing::debug!(generation, "snapshot");
         }
-        for (space, bytes) in &work.params {
-            if let Some(params) = &self.params {
-                params.publish(space, bytes)?;
-            }
+        if !work.params.is_empty() {
+            self.outlet.publish(&work.params)?;
         }
+        self.outlet.reached(&work.positions);
         if let Some(done) = work.done {
             // Whoever asked may have gone.
             let _ = done.send(());

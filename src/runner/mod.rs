@@ -1,32 +1,31 @@
 //! What drives the engine: events in from a merge, effects out, snapshots at their time. `learn` and `replay` are two
 //! ways to run it.
 
+pub mod follow;
 mod keeper;
 
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use base64::Engine as _;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub use keeper::{Keeper, Outlets, Snapshots, Work};
 
 use crate::config::{Settings, SnapshotConfig, StoreConfig};
 use crate::engine::{Applied, DeadLetter, Engine};
 use crate::event::Name;
-use crate::merge::{Merge, MergeState, Next, Sourced};
+use crate::merge::{Merge, MergeState, Next, Origin, Sourced};
 use crate::router::Params;
 use crate::snapshot::{LaneHead, Publication, fingerprint};
 use crate::store::{self, StoreError, Witness};
 use crate::transport::append::Appender;
-use crate::transport::file::LogFile;
-use crate::transport::params::ParamsDir;
+use crate::transport::{Letter, Log, Outlet, now_ms};
 use crate::wire::params;
 
-/// The lane of the file transport.
-pub const FILE_LANE: &str = "file";
+/// The lane of the file transport, and of all partitions together.
+pub const ONE_LANE: &str = "file";
 
 /// Lines wait in memory until they are made durable with a snapshot, at most so many bytes of them.
 const LINES_BYTES_MAX: usize = 8 << 20;
@@ -40,18 +39,18 @@ pub struct Places {
     pub store: Option<StoreConfig>,
     /// The log of applied requests.
     pub audit: Option<PathBuf>,
-    /// Bad events.
-    pub dead_letters: Appender,
-    /// Parameters.
-    pub params: Option<ParamsDir>,
+    /// Bad events and parameters.
+    pub outlet: Box<dyn Outlet>,
+    /// What routers have seen last.
+    pub published: Vec<Params>,
 }
 
 /// An engine with its logs and with what makes its effects last.
-pub struct Runner {
+pub struct Runner<S> {
     /// The engine.
     pub engine: Engine,
     /// Its logs.
-    pub merge: Merge<LogFile>,
+    pub merge: Merge<S>,
     settings: Settings,
     cadence: SnapshotConfig,
     head: LaneHead,
@@ -60,12 +59,13 @@ pub struct Runner {
     publishes: bool,
     audited: bool,
     work: Work,
+    dead_bytes: usize,
     applied_since: u64,
     events_since: u64,
     last_snapshot: Instant,
 }
 
-impl Runner {
+impl<S: Log> Runner<S> {
     /// Goes on from the store if there is one with a snapshot, else begins. Returns also the positions of the logs that
     /// are to be added.
     pub fn open(settings: &Settings, cadence: &SnapshotConfig, places: Places) -> anyhow::Result<(Self, MergeState)> {
@@ -73,7 +73,7 @@ impl Runner {
         let mut restored = None;
         if let Some(StoreConfig { dir, kind }) = &places.store {
             let archive = store::open(dir, *kind, cadence.keep)?;
-            let mut opened = Snapshots { archive, lane: FILE_LANE.to_owned(), witness: Witness::new(dir) };
+            let mut opened = Snapshots { archive, lane: ONE_LANE.to_owned(), witness: Witness::new(dir) };
             restored = opened.restore(settings, &dir.display().to_string())?;
             snapshots = Some(opened);
         }
@@ -86,30 +86,24 @@ impl Runner {
         note_changes(&head, settings, fresh);
         head.configuration = fingerprint(settings);
         let positions = head.merge.clone();
-        let (persistent, publishes, audited) = (snapshots.is_some(), places.params.is_some(), audit.is_some());
+        let (persistent, publishes, audited) = (snapshots.is_some(), places.outlet.publishes(), audit.is_some());
         let mut runner = Self {
             engine,
             merge: Merge::new(settings.reorder_ms, &positions),
             settings: settings.clone(),
             cadence: cadence.clone(),
             head,
-            keeper: Keeper::start(Outlets {
-                snapshots,
-                audit,
-                dead_letters: places.dead_letters,
-                params: places.params.clone(),
-            })?,
+            keeper: Keeper::start(Outlets { snapshots, audit, outlet: places.outlet })?,
             persistent,
             publishes,
             audited,
             work: Work::default(),
+            dead_bytes: 0,
             applied_since: 0,
             events_since: 0,
             last_snapshot: Instant::now(),
         };
-        if let Some(params) = &places.params {
-            runner.meet_published(params);
-        }
+        runner.meet_published(&places.published);
         Ok((runner, positions))
     }
 
@@ -122,28 +116,28 @@ impl Runner {
     pub fn step(&mut self) -> anyhow::Result<Stepped> {
         match self.merge.next().context("a log cannot be read")? {
             Next::Event(event, log) => {
-                let Sourced { input, start, line, .. } = event;
+                let Sourced { input, start, line, origin, .. } = event;
                 let effects = self.engine.step(input);
-                if let Some(letter) = &effects.dead_letter {
-                    let path = self.merge.source_mut(log).map(|source| source.path().to_owned());
-                    let place = json!({
-                        "source": path,
-                        "log": self.merge.name(log),
-                        "offset": start,
-                        "line": line,
-                    });
-                    self.work.dead_letters.extend_from_slice(json_line(letter, place).as_bytes());
+                if let Some(letter) = effects.dead_letter {
+                    self.note_bad(letter, log, start, line, origin);
                 }
                 self.note_applied(&effects.applied);
                 self.events_since += 1;
-                if self.is_due() {
-                    self.snapshot()?;
-                }
+                self.snapshot_if_due()?;
                 Ok(Stepped::Event(effects.applied))
             }
             Next::Wait => Ok(Stepped::Wait),
             Next::End => Ok(Stepped::End),
         }
+    }
+
+    fn note_bad(&mut self, letter: DeadLetter, log: usize, start: u64, line: u64, origin: Option<Box<Origin>>) {
+        let mut place = self.merge.source_mut(log).map(|source| source.place(start, line)).unwrap_or_default();
+        place["log"] = json!(self.merge.name(log));
+        let traceparent = origin.as_ref().and_then(|origin| origin.traceparent.as_deref());
+        tracing::debug!(%place, traceparent, reason = letter.bad.reason(), "a bad event: {}", letter.bad);
+        self.dead_bytes += letter.bytes.len();
+        self.work.dead_letters.push(Letter { letter, place, origin, time_ms: now_ms() });
     }
 
     /// Notes examples that were learned from.
@@ -158,11 +152,15 @@ impl Runner {
     }
 
     /// Whether a snapshot is due.
-    pub fn is_due(&self) -> bool {
-        let lines = self.work.audit.len() + self.work.dead_letters.len();
+    fn is_due(&self) -> bool {
         self.applied_since >= self.cadence.every_updates
-            || lines > LINES_BYTES_MAX
+            || self.work.audit.len() + self.dead_bytes > LINES_BYTES_MAX
             || (self.events_since > 0 && self.last_snapshot.elapsed() >= Duration::from_millis(self.cadence.every_ms))
+    }
+
+    /// Takes a snapshot if one is due.
+    pub fn snapshot_if_due(&mut self) -> anyhow::Result<()> {
+        if self.is_due() { self.snapshot() } else { Ok(()) }
     }
 
     /// Makes all that was learned durable, then publishes it.
@@ -181,11 +179,6 @@ impl Runner {
         self.keeper.finish()
     }
 
-    /// What the next snapshot would say.
-    pub fn head(&self) -> &LaneHead {
-        &self.head
-    }
-
     fn snapshot_at(&mut self, positions: MergeState, republish: bool) -> anyhow::Result<()> {
         let mut work = std::mem::take(&mut self.work);
         self.head.audit_bytes += work.audit.len() as u64;
@@ -194,12 +187,14 @@ impl Runner {
             work.params = self.publications(created_ms, republish);
         }
         if self.persistent {
+            work.positions = positions.clone();
             self.head.merge = positions;
             self.head.engine = self.engine.head();
             self.head.created_ms = created_ms;
             work.snapshot = Some((self.head.seal(), self.engine.take_changes()));
         }
-        (self.applied_since, self.events_since, self.last_snapshot) = (0, 0, Instant::now());
+        (self.applied_since, self.events_since, self.dead_bytes) = (0, 0, 0);
+        self.last_snapshot = Instant::now();
         self.keeper.hand_over(work)
     }
 
@@ -235,11 +230,11 @@ impl Runner {
     }
 
     /// Begins a new epoch if routers have seen parameters that are ahead of this state.
-    fn meet_published(&mut self, dir: &ParamsDir) {
-        for space in dir.spaces() {
-            let Some(seen) = dir.newest(&space) else { continue };
-            let version = self.engine.version(&space).unwrap_or(0);
-            let revision = self.head.publications.get(&space).map_or(0, |last| last.revision);
+    fn meet_published(&mut self, published: &[Params]) {
+        for seen in published {
+            let space = &seen.space;
+            let version = self.engine.version(space).unwrap_or(0);
+            let revision = self.head.publications.get(space).map_or(0, |last| last.revision);
             if seen.epoch > self.head.epoch || (seen.epoch == self.head.epoch && seen.version > version) {
                 tracing::warn!(
                     space = space.as_str(),
@@ -251,7 +246,7 @@ impl Runner {
                 self.head.epoch = seen.epoch + 1;
             } else if seen.version == version && seen.revision > revision {
                 let revision = seen.revision;
-                self.head.publications.insert(space, Publication { version, revision });
+                self.head.publications.insert(space.clone(), Publication { version, revision });
             }
         }
     }
@@ -317,18 +312,4 @@ fn note_changes(head: &LaneHead, settings: &Settings, fresh: bool) {
             tracing::info!(key, before, now, "the configuration has changed since the snapshot");
         }
     }
-}
-
-/// A bad event with its place, as a line of JSON.
-fn json_line(letter: &DeadLetter, mut record: Value) -> String {
-    record["reason"] = json!(letter.bad.reason());
-    record["detail"] = json!(letter.bad.to_string());
-    record["side"] = json!(letter.side);
-    record["time_ms"] = json!(now_ms());
-    record["bytes"] = json!(base64::engine::general_purpose::STANDARD.encode(&letter.bytes));
-    format!("{record}\n")
-}
-
-fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
 }

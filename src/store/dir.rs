@@ -4,12 +4,15 @@
 //! lock        held by the process that uses it
 //! format      version of the layout, and the backend: written last when a store is made
 //! newest      a generation that was acknowledged: if the backend knows only older ones, some were lost
+//! instance    the name under which it is a member of consumer groups
 //! db.redb, sled/   the backend's own
 //! ```
 
 use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+use rand::RngExt;
 
 use super::archive::Archive;
 use super::redb::Redb;
@@ -45,6 +48,19 @@ impl Witness {
         let (generation, of) = text.strip_suffix('\n')?.split_once(' ')?;
         if of == lane { generation.parse().ok() } else { None }
     }
+}
+
+/// The name of whoever works on the store in `dir`: the same after a restart.
+pub fn instance(dir: &Path) -> std::io::Result<String> {
+    let path = dir.join("instance");
+    match std::fs::read_to_string(&path) {
+        Ok(name) if !name.trim().is_empty() => return Ok(name.trim().to_owned()),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let name = format!("pointsman-{:016x}", rand::rng().random::<u64>());
+    std::fs::write(&path, format!("{name}\n"))?;
+    Ok(name)
 }
 
 /// Opens the snapshots in `dir`; a new store is made if there is none.

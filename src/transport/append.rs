@@ -19,10 +19,10 @@ impl Appender {
     }
 
     /// Files `<dir>/<stem>-000001.jsonl` and so on, each of about `rotate_bytes`.
-    pub fn rotating(dir: &Path, stem: &str, rotate_bytes: u64) -> io::Result<Self> {
+    pub fn rotating(dir: &Path, stem: &str, rotate_bytes: u64) -> Self {
         let number = |n: u32| dir.join(format!("{stem}-{n:06}.jsonl"));
         let last = (1..).take_while(|n| number(*n).exists()).last();
-        Ok(Self { path: number(last.unwrap_or(1)), file: None, rotate_bytes: Some(rotate_bytes) })
+        Self { path: number(last.unwrap_or(1)), file: None, rotate_bytes: Some(rotate_bytes) }
     }
 
     /// Cuts the file back to `bytes`; how long it was. One that is shorter already stays as it is.
@@ -113,9 +113,9 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "a\nto\nc\n");
 
         for block in ["1\n", "2\n", "3\n"] {
-            Appender::rotating(dir.path(), "dead", 3).unwrap().append(block.as_bytes()).unwrap();
+            Appender::rotating(dir.path(), "dead", 3).append(block.as_bytes()).unwrap();
         }
-        let mut going = Appender::rotating(dir.path(), "dead", 3).unwrap();
+        let mut going = Appender::rotating(dir.path(), "dead", 3);
         ["4\n", "5\n"].into_iter().for_each(|block| going.append(block.as_bytes()).unwrap());
         let read = |n: u32| std::fs::read_to_string(dir.path().join(format!("dead-{n:06}.jsonl"))).unwrap_or_default();
         assert_eq!((read(1) + &read(2) + &read(3)), "1\n2\n3\n4\n5\n");

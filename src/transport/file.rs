@@ -8,11 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use flate2::read::MultiGzDecoder;
+use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::Log;
 use crate::engine::{Input, Side};
 use crate::merge::{Position, Read, Source, Sourced};
-use crate::wire::events::Parser;
+use crate::wire::events::{Bad, Parser};
 
 /// What the end of a file means.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -201,11 +203,17 @@ impl Source for LogFile {
         };
         self.grew = Instant::now();
         let input = if length > most {
-            Input::oversized(self.side, line, length, most)
+            Input::bad(self.side, line, Bad::Oversized { bytes: length, most })
         } else {
             Input::parse(&self.parser, self.side, line, None)
         };
-        Ok(Read::Event(Sourced { input, start, end: self.start, line: self.line }))
+        Ok(Read::Event(Sourced { input, start, end: self.start, line: self.line, origin: None }))
+    }
+}
+
+impl Log for LogFile {
+    fn place(&self, start: u64, line: u64) -> Value {
+        json!({"source": self.path, "offset": start, "line": line})
     }
 }
 

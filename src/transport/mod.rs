@@ -3,5 +3,68 @@
 pub mod append;
 pub mod directory;
 pub mod file;
+pub mod kafka;
 pub mod params;
 pub mod writer;
+
+use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use serde_json::{Value, json};
+
+use crate::engine::DeadLetter;
+use crate::event::Name;
+use crate::merge::{MergeState, Origin, Source};
+
+/// A log that can say where in it an event is.
+pub trait Log: Source<Error = io::Error> {
+    /// The place of the event that begins at `start`, in line `line`.
+    fn place(&self, start: u64, line: u64) -> Value;
+}
+
+/// Where bad events and parameters go.
+pub trait Outlet: Send {
+    /// Keeps bad events; when it returns they are durable.
+    fn dead_letters(&mut self, letters: &[Letter]) -> anyhow::Result<()>;
+
+    /// Whether it takes parameters.
+    fn publishes(&self) -> bool;
+
+    /// Publishes the parameters of spaces; when it returns they are durable.
+    fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> anyhow::Result<()>;
+
+    /// A snapshot with these positions is durable.
+    fn reached(&mut self, _positions: &MergeState) {}
+}
+
+/// A bad event, with where it was and when it was met.
+pub struct Letter {
+    /// The event and what was wrong with it.
+    pub letter: DeadLetter,
+    /// Where it was.
+    pub place: Value,
+    /// What came with it.
+    pub origin: Option<Box<Origin>>,
+    /// When it was met, in milliseconds since 1970.
+    pub time_ms: u64,
+}
+
+impl Letter {
+    /// As a line of JSON.
+    pub fn line(&self) -> String {
+        let Self { letter, place, time_ms, .. } = self;
+        let mut record = place.clone();
+        record["reason"] = json!(letter.bad.reason());
+        record["detail"] = json!(letter.bad.to_string());
+        record["side"] = json!(letter.side);
+        record["time_ms"] = json!(time_ms);
+        record["bytes"] = json!(base64::engine::general_purpose::STANDARD.encode(&letter.bytes));
+        format!("{record}\n")
+    }
+}
+
+/// Now, in milliseconds since 1970.
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
+}

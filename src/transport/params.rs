@@ -1,9 +1,11 @@
-//! Published parameters as files, one a space, each replaced as a whole.
+//! What leaves by files: parameters, one file a space, each replaced as a whole; and bad events.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use super::append::Appender;
+use super::{Letter, Outlet};
 use crate::event::Name;
 use crate::failpoint;
 use crate::router::Params;
@@ -19,17 +21,16 @@ impl ParamsDir {
         Self(dir.to_owned())
     }
 
-    /// Spaces of which something was published.
-    pub fn spaces(&self) -> Vec<Name> {
+    /// What was last published of every space, as far as it can be read.
+    pub fn published(&self) -> Vec<Params> {
         // Before the first publication there is no directory.
         let entries = std::fs::read_dir(&self.0).into_iter().flatten();
         let file_names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let names = file_names.filter_map(|name| Name::try_from(name.strip_suffix(".safetensors")?).ok());
-        names.collect()
+        names.filter_map(|space| self.newest(&space)).collect()
     }
 
-    /// What was last published of a space; `None` if nothing was, or nothing that can be read.
-    pub fn newest(&self, space: &Name) -> Option<Params> {
+    fn newest(&self, space: &Name) -> Option<Params> {
         let path = self.path(space);
         let bytes = std::fs::read(&path).ok()?;
         match params::decode(&bytes) {
@@ -58,6 +59,30 @@ impl ParamsDir {
 
     fn path(&self, space: &Name) -> PathBuf {
         self.0.join(format!("{space}.safetensors"))
+    }
+}
+
+/// Files: bad events as lines, parameters as one file a space.
+pub struct Files {
+    /// Bad events.
+    pub dead_letters: Appender,
+    /// Parameters, if they are published.
+    pub params: Option<ParamsDir>,
+}
+
+impl Outlet for Files {
+    fn dead_letters(&mut self, letters: &[Letter]) -> anyhow::Result<()> {
+        let lines: String = letters.iter().map(Letter::line).collect();
+        Ok(self.dead_letters.append(lines.as_bytes())?)
+    }
+
+    fn publishes(&self) -> bool {
+        self.params.is_some()
+    }
+
+    fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> anyhow::Result<()> {
+        let Some(dir) = &self.params else { return Ok(()) };
+        Ok(params.iter().try_for_each(|(space, bytes)| dir.publish(space, bytes))?)
     }
 }
 

@@ -1,16 +1,19 @@
-//! Events that a router writes: decisions and rewards, into segments of the file transport.
+//! Events that a router writes: decisions and rewards, into segments of the file transport or into topics.
 //!
-//! Whoever has an event hands it over and learns when it is written. The queue is bounded; what happens when it is full
+//! Whoever has an event hands it over and learns when it is accepted. The queue is bounded; what happens when it is full
 //! is the caller's choice.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::kafka::events::EventTopics;
 use crate::engine::Side;
+use crate::event::Name;
 
 /// A segment is followed by the next after so many bytes.
 const SEGMENT_BYTES: u64 = 64 << 20;
@@ -18,14 +21,53 @@ const SEGMENT_BYTES: u64 = 64 << 20;
 /// The most events written by one call to the system.
 const TOGETHER_MAX: usize = 1024;
 
-/// Events on their way to the log.
-#[derive(Clone)]
-pub struct EventWriter {
-    queue: mpsc::Sender<Handed>,
+/// An event, as it is written.
+pub struct Event {
+    /// Which it is.
+    pub side: Side,
+    /// Its space.
+    pub space: Name,
+    /// Its request.
+    pub request_id: String,
+    /// Its line of JSON, with the end.
+    pub line: Vec<u8>,
 }
 
-/// The thread that writes them.
-pub struct WriterThread(JoinHandle<()>);
+/// Events on their way to the log.
+pub enum EventWriter {
+    /// To files.
+    Files(FileWriter),
+    /// To topics.
+    Topics(EventTopics),
+}
+
+impl EventWriter {
+    /// Writes events of one side, all of them or none; returns when the system or the local producer has them.
+    pub async fn write(&self, events: &[Event]) -> Result<(), NotWritten> {
+        match self {
+            Self::Files(files) => {
+                let Some(Event { side, .. }) = events.first() else { return Ok(()) };
+                files.write(*side, events.iter().flat_map(|event| &event.line).copied().collect()).await
+            }
+            Self::Topics(topics) => topics.send(events),
+        }
+    }
+
+    /// Waits until all that was accepted is written or delivered; nothing is accepted any more.
+    pub fn drain(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Files(files) => files.finish(),
+            Self::Topics(topics) => Ok(topics.drain()?),
+        }
+    }
+}
+
+/// Events on their way to files, which a thread writes.
+pub struct FileWriter {
+    /// Gone when nothing is accepted any more.
+    queue: Mutex<Option<mpsc::Sender<Handed>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
 
 struct Handed {
     side: Side,
@@ -44,37 +86,46 @@ pub enum NotWritten {
     Failed(String),
 }
 
-impl EventWriter {
+impl FileWriter {
     /// Starts a thread that writes into `dir`, into files of its own, named after `instance`.
-    pub fn start(dir: &Path, instance: &str, queue_max: usize) -> io::Result<(Self, WriterThread)> {
+    pub fn start(dir: &Path, instance: &str, queue_max: usize) -> io::Result<Self> {
         let (queue, inbox) = mpsc::channel(queue_max.max(1));
         let queries = Segments::new(&dir.join("queries"), instance)?;
         let rewards = Segments::new(&dir.join("rewards"), instance)?;
-        let thread =
-            std::thread::Builder::new().name("events".to_owned()).spawn(move || run(inbox, queries, rewards))?;
-        Ok((Self { queue }, WriterThread(thread)))
+        let run = move || run(inbox, queries, rewards);
+        let thread = std::thread::Builder::new().name("events".to_owned()).spawn(run)?;
+        Ok(Self { queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)) })
     }
 
     /// Writes lines, each with its end, all of one event or none; returns when the system has them.
-    pub async fn write(&self, side: Side, line: Vec<u8>) -> Result<(), NotWritten> {
+    async fn write(&self, side: Side, line: Vec<u8>) -> Result<(), NotWritten> {
         let (done, written) = oneshot::channel();
-        self.queue.try_send(Handed { side, line, done }).map_err(|error| match error {
+        let stopped = || NotWritten::Failed("the writer has stopped".to_owned());
+        let queue = lock(&self.queue).clone().ok_or_else(stopped)?;
+        queue.try_send(Handed { side, line, done }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => NotWritten::Full,
-            mpsc::error::TrySendError::Closed(_) => NotWritten::Failed("the writer has stopped".to_owned()),
+            mpsc::error::TrySendError::Closed(_) => stopped(),
         })?;
         match written.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(NotWritten::Failed(error.to_string())),
-            Err(_) => Err(NotWritten::Failed("the writer has stopped".to_owned())),
+            Err(_) => Err(stopped()),
         }
     }
 }
 
-impl WriterThread {
-    /// Waits until all is written; no [`EventWriter`] may be left.
-    pub fn finish(self) -> anyhow::Result<()> {
-        self.0.join().map_err(|_| anyhow::anyhow!("the writer of events panicked"))
+impl FileWriter {
+    /// Waits until all that was accepted is written.
+    fn finish(&self) -> anyhow::Result<()> {
+        drop(lock(&self.queue).take());
+        let Some(thread) = lock(&self.thread).take() else { return Ok(()) };
+        thread.join().map_err(|_| anyhow::anyhow!("the writer of events panicked"))
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these hold is taken or cloned in one step: nothing is half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn run(mut inbox: mpsc::Receiver<Handed>, mut queries: Segments, mut rewards: Segments) {
@@ -151,6 +202,7 @@ impl Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     fn lines(dir: &Path) -> Vec<String> {
         let mut paths: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -162,7 +214,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn all_that_is_acknowledged_is_there() {
         let dir = tempfile::tempdir().unwrap();
-        let (writer, thread) = EventWriter::start(dir.path(), "router-1", 10_000).unwrap();
+        let writer = Arc::new(FileWriter::start(dir.path(), "router-1", 10_000).unwrap());
         let writes = (0..1000).map(|i| {
             let writer = writer.clone();
             let side = if i % 3 == 0 { Side::Reward } else { Side::Query };
@@ -176,16 +228,16 @@ mod tests {
         all.extend(lines(&dir.path().join("rewards")));
         all.sort_by_key(|line| line.parse::<u32>().unwrap());
         assert_eq!(all, (0..1000).map(|i| i.to_string()).collect::<Vec<_>>());
-        drop(writer);
-        thread.finish().unwrap();
-        assert!(EventWriter::start(dir.path(), "router-1", 1).is_ok(), "its files are opened when they are needed");
+        writer.finish().unwrap();
+        assert!(writer.write(Side::Query, b"x\n".to_vec()).await.is_err());
+        assert!(FileWriter::start(dir.path(), "router-1", 1).is_ok(), "its files are opened when they are needed");
     }
 
     #[tokio::test]
     async fn a_full_queue_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let (queue, mut inbox) = mpsc::channel(1);
-        let writer = EventWriter { queue };
+        let writer = Arc::new(FileWriter { queue: Mutex::new(Some(queue)), thread: Mutex::new(None) });
         let (first, second) = (writer.clone(), writer.clone());
         let waiting = tokio::spawn(async move { first.write(Side::Query, b"1\n".to_vec()).await });
         tokio::task::yield_now().await;

@@ -142,6 +142,9 @@ pub enum Bad {
         /// What is allowed.
         most_ms: u64,
     },
+    /// Its header names a format that is not known.
+    #[error("content-type {0:?}: only JSON is known")]
+    ContentType(String),
     /// A new space beyond those that may be.
     #[error("a new space, but there are learner.spaces_max = {0} already")]
     TooManySpaces(usize),
@@ -165,6 +168,7 @@ impl Bad {
             Self::RewardOutOfRange { .. } => "reward-out-of-range",
             Self::Oversized { .. } => "oversized",
             Self::FutureTime { .. } => "future-time",
+            Self::ContentType(_) => "content-type",
             Self::TooManySpaces(_) => "too-many-spaces",
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs;
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -164,9 +165,7 @@ fn what_is_wrong_is_told_with_its_field() {
     let port = free_port();
     let limits = format!("{SMALL}[router]\nfallback_model = \"b\"\n");
     let config = write_config(dir.path(), port, &limits);
-    let text =
-        fs::read_to_string(&config).unwrap().replace("[http]", "[http]\nbody_bytes_max = 1000\ntoken = \"s3cret\"");
-    fs::write(&config, text).unwrap();
+    with_http(&config, "body_bytes_max = 1000\ntoken = \"s3cret\"");
     let route = Process::start(&config, &["route"]);
     let client = Client::new(port);
     client.await_status("/live", 200);
@@ -201,15 +200,82 @@ fn what_is_wrong_is_told_with_its_field() {
         ("/v1/status", "{}", 405, None),
     ] {
         let (found, problem) = client.post(path, "application/json", body.as_bytes());
-        assert_eq!(found, status, "{path} {body}: {problem}");
+        assert_eq!((found, &problem["status"]), (status, &json!(status)), "{path} {body}: {problem}");
         if let Some(field) = field.filter(|field| !field.is_empty()) {
             assert_eq!(problem["field"], json!(field), "{body}: {problem}");
         }
     }
     assert_eq!(client.post("/v1/route", "application/octet-stream", &[0; 7]).0, 400);
+    let twice = client.post("/v1/route?space=a&space=b", "application/octet-stream", &[0; 12]);
+    assert_eq!((twice.0, &twice.1["status"]), (400, &json!(400)));
     assert_eq!(client.json("/v1/route", &good).1["model"], json!("b"), "the fallback");
     route.terminate();
     assert_eq!(events(dir.path(), "queries").len(), 1, "what was refused is not logged");
+}
+
+/// A configuration with more keys of `[http]`.
+fn with_http(config: &Path, keys: &str) {
+    let text = fs::read_to_string(config).unwrap().replace("[http]", &format!("[http]\n{keys}"));
+    fs::write(config, text).unwrap();
+}
+
+#[test]
+fn too_many_and_too_slow_requests_are_turned_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let config = write_config(dir.path(), port, SMALL);
+    with_http(&config, "requests_per_s_max = 1\ntimeout_ms = 100");
+    let route = Process::start(&config, &["route", "--serve-uniform"]);
+    let client = Client::new(port);
+    client.await_status("/ready", 200);
+    // The body that it announces never comes.
+    let mut slow = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    slow.write_all(b"POST /v1/route HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{").unwrap();
+    let mut answer = [0; 12];
+    slow.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 408");
+    let statuses: Vec<u16> = (0..5).map(|_| client.json("/v1/route", &json!({"query": [1, 2, 3]})).0).collect();
+    assert!(statuses.contains(&429), "{statuses:?}");
+    drop(slow);
+    route.terminate();
+}
+
+#[test]
+fn a_full_queue_rejects_or_drops_and_counts() {
+    for on_full in ["reject", "drop"] {
+        let dir = tempfile::tempdir().unwrap();
+        let port = free_port();
+        let more = format!("{SMALL}[events]\nqueue_max = 1\non_full = {on_full:?}\n");
+        let route = Process::start(&write_config(dir.path(), port, &more), &["route", "--serve-uniform"]);
+        let client = Client::new(port);
+        client.await_status("/ready", 200);
+        // How many events the sidecar says had this outcome.
+        let counted = |outcome: &str| -> usize {
+            let text = client.get("/metrics").unwrap().1.as_str().unwrap().to_owned();
+            let label = format!("outcome=\"{outcome}\"");
+            let counts =
+                text.lines().filter(|line| line.starts_with("pointsman_router_events") && line.contains(&label));
+            counts.map(|line| line.rsplit_once(' ').unwrap().1.parse::<usize>().unwrap()).sum()
+        };
+        let (mut answered, mut refused) = (0, 0);
+        let start = Instant::now();
+        while counted("rejected") + counted("dropped") == 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "a queue of one was never full");
+            let body = json!({"query": [1, 2, 3]});
+            let one = || (0..50).map(|_| Client::new(port).json("/v1/route", &body).0).collect::<Vec<u16>>();
+            let statuses: Vec<u16> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..16).map(|_| scope.spawn(one)).collect();
+                threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+            });
+            answered += statuses.iter().filter(|status| **status == 200).count();
+            refused += statuses.iter().filter(|status| **status == 503).count();
+        }
+        let (written, rejected, dropped) = (counted("written"), counted("rejected"), counted("dropped"));
+        route.terminate();
+        assert_eq!(events(dir.path(), "queries").len(), written, "{on_full}");
+        assert_eq!((answered, refused), (written + dropped, rejected), "{on_full}");
+        assert_eq!(if on_full == "reject" { dropped } else { rejected }, 0, "{on_full}");
+    }
 }
 
 /// The daemon and the sidecar as two processes, each restarted midway, over HTTP, with delayed and lost rewards.

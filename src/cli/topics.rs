@@ -1,0 +1,80 @@
+//! `pointsman topics`: the topics that Pointsman needs.
+
+use anyhow::{Context, anyhow};
+use serde_json::json;
+
+use super::Failure;
+use crate::config::Config;
+use crate::report::{Column, Table};
+use crate::transport::kafka::cluster::Cluster;
+use crate::transport::kafka::topics::{Found, init};
+
+/// Make and check the Kafka topics: queries, rewards, parameters, snapshots, dead letters
+///
+/// Their names are those of transport.kafka.topics. Topics that are there are never changed: what is not as it should be
+/// is explained, and the exit code is then 1.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  pointsman topics init --set transport.kafka.brokers=broker:9092
+  pointsman topics init --config shop.toml --set transport.kafka.create.replication=3
+  pointsman topics check --config shop.toml --json";
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Make the topics that are missing, as transport.kafka.create says, and check the others
+    Init {
+        /// Print one JSON object instead of the table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Only check them
+    Check {
+        /// Print one JSON object instead of the table
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Runs the command.
+pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+    let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
+    let (json, check) = match args.command {
+        Command::Init { json } => (json, false),
+        Command::Check { json } => (json, true),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let found = runtime.block_on(async {
+        let cluster = Cluster::new(&config.transport.kafka)?;
+        cluster.reach()?;
+        init(&cluster, &settings, check).await
+    });
+    let found = found.map_err(anyhow::Error::from)?;
+    if json {
+        println!("{}", json!({ "topics": found }));
+    } else {
+        print!("{}", table(&found).text());
+    }
+    match found.iter().map(|topic| topic.differences.len()).sum::<usize>() {
+        0 => Ok(()),
+        number => Err(anyhow!("{number} things are not as they should be").into()),
+    }
+}
+
+fn table(found: &[Found]) -> Table {
+    let row = |topic: &Found| {
+        let state = match (topic.created, topic.differences.is_empty()) {
+            (true, _) => "made".to_owned(),
+            (false, true) => "good".to_owned(),
+            (false, false) => topic.differences.join("; "),
+        };
+        vec![topic.topic.clone(), topic.partitions.to_string(), state]
+    };
+    let columns = vec![Column::left("topic"), Column::right("partitions"), Column::left("")];
+    Table { columns, rows: found.iter().map(row).collect(), note: None }
+}

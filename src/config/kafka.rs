@@ -1,0 +1,322 @@
+//! `[transport.kafka]`: keys as written, and what they come to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::Value;
+
+use super::{BadSetting, bad, within};
+
+/// `[transport.kafka]`, as written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KafkaConfig {
+    /// Where the cluster is first asked for: host:port, by commas.
+    pub brokers: String,
+    /// The consumer group.
+    pub group: String,
+    /// What is owned as a whole.
+    pub lanes: Lanes,
+    /// Where a learner without a snapshot begins.
+    pub start: Start,
+    /// How long the order of events waits for a partition that has nothing new.
+    pub idle_ms: u64,
+    /// How long a message that cannot be delivered is tried again.
+    pub delivery_timeout_ms: u64,
+    /// Names of the topics.
+    pub topics: Topics,
+    /// What `topics init` makes them like.
+    pub create: Create,
+    /// Any setting of librdkafka.
+    pub client: ClientSettings,
+}
+
+impl Default for KafkaConfig {
+    fn default() -> Self {
+        Self {
+            brokers: "localhost:9092".to_owned(),
+            group: "pointsman".to_owned(),
+            lanes: Lanes::One,
+            start: Start::Earliest,
+            idle_ms: 1000,
+            delivery_timeout_ms: 120_000,
+            topics: Topics::default(),
+            create: Create::default(),
+            client: ClientSettings::default(),
+        }
+    }
+}
+
+/// `transport.kafka.lanes`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lanes {
+    /// All partitions are one.
+    One,
+    /// Partition n of queries and partition n of rewards are one.
+    Partition,
+}
+
+/// `transport.kafka.topics`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "each is the name of that topic")]
+pub struct Topics {
+    pub queries: String,
+    pub rewards: String,
+    pub params: String,
+    pub dead_letters: String,
+    pub snapshots: String,
+}
+
+impl Default for Topics {
+    fn default() -> Self {
+        Self {
+            queries: "queries".to_owned(),
+            rewards: "rewards".to_owned(),
+            params: "routing-params".to_owned(),
+            dead_letters: "pointsman-dead-letters".to_owned(),
+            snapshots: "pointsman-snapshots".to_owned(),
+        }
+    }
+}
+
+/// `transport.kafka.create`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Create {
+    /// Partitions of queries, and of rewards.
+    pub partitions: i32,
+    /// Copies of every topic.
+    pub replication: i32,
+    /// How long queries and rewards are kept.
+    pub retention_ms: i64,
+    /// How long dead letters are kept.
+    pub dead_letters_retention_ms: i64,
+}
+
+impl Default for Create {
+    fn default() -> Self {
+        let day = 24 * 3_600_000;
+        Self { partitions: 6, replication: 1, retention_ms: 7 * day, dead_letters_retention_ms: 30 * day }
+    }
+}
+
+/// A place in a topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// Its first message.
+    Earliest,
+    /// After its last message.
+    Latest,
+    /// The first message of this time, in milliseconds since 1970, or later.
+    At(i64),
+}
+
+impl std::str::FromStr for Start {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "earliest" => Ok(Self::Earliest),
+            "latest" => Ok(Self::Latest),
+            _ => parse_time(text).map(Self::At).ok_or_else(|| {
+                format!("{text:?}: must be earliest, latest, or a time such as 2026-01-31T12:00:00Z or 1769860800000")
+            }),
+        }
+    }
+}
+
+/// Milliseconds since 1970, written as such or as in RFC 3339.
+pub fn parse_time(text: &str) -> Option<i64> {
+    let ms = text.parse::<i64>().ok().filter(|ms| *ms >= 0);
+    ms.or_else(|| {
+        let time = humantime::parse_rfc3339_weak(text).ok()?;
+        i64::try_from(time.duration_since(std::time::UNIX_EPOCH).ok()?.as_millis()).ok()
+    })
+}
+
+impl fmt::Display for Start {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Earliest => f.write_str("earliest"),
+            Self::Latest => f.write_str("latest"),
+            Self::At(ms) => write!(f, "{ms}"),
+        }
+    }
+}
+
+impl Serialize for Start {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Start {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Ms(i64),
+            Text(String),
+        }
+        let text = match Written::deserialize(deserializer)? {
+            Written::Ms(ms) => ms.to_string(),
+            Written::Text(text) => text,
+        };
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// `transport.kafka.client`: settings of librdkafka by their names, whether written with dots or as tables. Passwords
+/// and the like are not shown.
+#[derive(Clone, Default, PartialEq)]
+pub struct ClientSettings(BTreeMap<String, String>);
+
+impl ClientSettings {
+    /// The settings, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
+    fn shown(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.iter().map(|(key, value)| (key, if is_secret(key) { "***" } else { value }))
+    }
+}
+
+/// Whether what stands under this name is not to be shown. A file's name may be.
+fn is_secret(key: &str) -> bool {
+    let parts = ["password", "secret", "pem", "token", "sasl.oauthbearer.config"];
+    !key.ends_with(".file") && parts.iter().any(|part| key.contains(part))
+}
+
+impl fmt::Debug for ClientSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.shown()).finish()
+    }
+}
+
+impl Serialize for ClientSettings {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        self.shown().try_for_each(|(key, value)| map.serialize_entry(key, value))?;
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for ClientSettings {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut settings = BTreeMap::new();
+        for (key, value) in BTreeMap::<String, Value>::deserialize(deserializer)? {
+            flatten(key, value, &mut settings).map_err(serde::de::Error::custom)?;
+        }
+        Ok(Self(settings))
+    }
+}
+
+/// Environment variables cannot have dots: there `sasl.password` comes as `password` within `sasl`.
+fn flatten(key: String, value: Value, into: &mut BTreeMap<String, String>) -> Result<(), String> {
+    match value {
+        Value::Object(inner) => {
+            inner.into_iter().try_for_each(|(part, value)| flatten(format!("{key}.{part}"), value, into))?;
+        }
+        Value::String(text) => drop(into.insert(key, text)),
+        Value::Number(number) => drop(into.insert(key, number.to_string())),
+        Value::Bool(flag) => drop(into.insert(key, flag.to_string())),
+        Value::Null | Value::Array(_) => return Err(format!("{key} must be a string, a number or a boolean")),
+    }
+    Ok(())
+}
+
+impl KafkaConfig {
+    /// Checks every key.
+    pub fn check(&self) -> Result<(), BadSetting> {
+        if self.brokers.trim().is_empty() {
+            return Err(bad("transport.kafka.brokers", "\"\"", "must be host:port, or several by commas"));
+        }
+        if self.group.is_empty() {
+            return Err(bad("transport.kafka.group", "\"\"", "must not be empty"));
+        }
+        within("transport.kafka.idle_ms", self.idle_ms, 0, 3_600_000)?;
+        within("transport.kafka.delivery_timeout_ms", self.delivery_timeout_ms, 1000, 86_400_000)?;
+        within("transport.kafka.create.partitions", self.create.partitions, 1, 100_000)?;
+        within("transport.kafka.create.replication", self.create.replication, 1, 100)?;
+        within("transport.kafka.create.retention_ms", self.create.retention_ms, -1, i64::MAX)?;
+        let days = self.create.dead_letters_retention_ms;
+        within("transport.kafka.create.dead_letters_retention_ms", days, -1, i64::MAX)?;
+        let Topics { queries, rewards, params, dead_letters, snapshots } = &self.topics;
+        let names = [queries, rewards, params, dead_letters, snapshots];
+        for (i, name) in names.into_iter().enumerate() {
+            if !is_topic(name) {
+                let allowed = "a topic has 1 to 249 of A-Z a-z 0-9 . _ -";
+                return Err(bad("transport.kafka.topics", format!("{name:?}"), allowed));
+            }
+            if names[..i].contains(&name) {
+                return Err(bad("transport.kafka.topics", name, "each must be a topic of its own"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_topic(name: &str) -> bool {
+    let good = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+    (1..=249).contains(&name.len()) && name != "." && name != ".." && name.bytes().all(good)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_settings_flatten_and_hide_secrets() {
+        let text = r#"
+            client = { "security.protocol" = "SASL_SSL", "fetch.wait.max.ms" = 10, sasl = { password = "s3cret", username = "me" } }
+        "#;
+        let config: KafkaConfig = toml::from_str(text).unwrap();
+        let all: Vec<(&str, &str)> = config.client.iter().collect();
+        let expected = [
+            ("fetch.wait.max.ms", "10"),
+            ("sasl.password", "s3cret"),
+            ("sasl.username", "me"),
+            ("security.protocol", "SASL_SSL"),
+        ];
+        assert_eq!(all, expected);
+        let shown = format!("{config:?}{}", serde_json::to_string(&config).unwrap());
+        assert!(!shown.contains("s3cret") && shown.contains("***") && shown.contains("SASL_SSL"), "{shown}");
+        assert!(toml::from_str::<KafkaConfig>("client = { a = [1] }").is_err());
+        assert!(!is_secret("sasl.password.file"));
+    }
+
+    #[test]
+    fn starts_are_words_or_times() {
+        for (text, expected) in [
+            ("start = \"earliest\"", Some(Start::Earliest)),
+            ("start = \"latest\"", Some(Start::Latest)),
+            ("start = 1769860800000", Some(Start::At(1_769_860_800_000))),
+            ("start = \"2026-01-31T12:00:00Z\"", Some(Start::At(1_769_860_800_000))),
+            ("start = \"yesterday\"", None),
+            ("start = -5", None),
+        ] {
+            assert_eq!(toml::from_str::<KafkaConfig>(text).ok().map(|config| config.start), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn bad_keys_are_named() {
+        let check = |change: fn(&mut KafkaConfig), expected: &str| {
+            let mut config = KafkaConfig::default();
+            change(&mut config);
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(|c| c.brokers.clear(), "transport.kafka.brokers");
+        check(|c| c.group.clear(), "transport.kafka.group");
+        check(|c| c.topics.rewards = "queries".to_owned(), "a topic of its own");
+        check(|c| c.topics.params = "a b".to_owned(), "a topic has 1 to 249");
+        check(|c| c.create.partitions = 0, "transport.kafka.create.partitions = 0: must be");
+        assert!(KafkaConfig::default().check().is_ok());
+    }
+}

@@ -1,0 +1,553 @@
+//! Partitions as logs of the merge.
+//!
+//! One thread polls the client for all partitions, reads the events, and puts them into a queue a partition; a queue that
+//! is full pauses its partition. The engine's thread takes them from there. When partitions are assigned, the offsets
+//! from which to read on are put into the assignment itself: they are ours, from the snapshot, then from what was read
+//! since; the group's committed offsets are never asked.
+//!
+//! Whether a partition has nothing more is told by the client's statistics: offsets have gaps, so that the end cannot be
+//! told from the last message.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::statistics::Statistics;
+use rdkafka::types::RDKafkaRespErr;
+use rdkafka::{Offset, TopicPartitionList};
+use serde_json::{Value, json};
+
+use super::cluster::{Cluster, Problem, Trouble, failed, log_line, make};
+use super::positions::{Place, at};
+use crate::engine::{Input, Side};
+use crate::merge::{Merge, Origin, Read, Source, Sourced};
+use crate::transport::Log;
+use crate::wire::events::{Bad, Parser};
+
+/// A queue takes no more than so many events, and bytes, before its partition is paused.
+const QUEUE_EVENTS: usize = 4096;
+const QUEUE_BYTES: usize = 32 << 20;
+
+/// How often the client tells how far it is.
+const STATISTICS_MS: u64 = 250;
+
+/// How partitions are read.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Membership {
+    /// Alone: whatever is given is read.
+    Alone,
+    /// As a member of the group, under a name that outlives the process.
+    Group {
+        /// The name.
+        instance: String,
+    },
+}
+
+/// Reads partitions on a thread of its own, until it is dropped.
+pub struct Reader {
+    consumer: Arc<BaseConsumer<Watch>>,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the threads share.
+struct Shared {
+    partitions: Mutex<BTreeMap<(Side, i32), Arc<Queue>>>,
+    /// Partitions that turned up since the start: they are yet to be merged.
+    added: Mutex<Vec<(Place, Arc<Queue>)>>,
+    topics: [String; 2],
+    /// Whether some queue has something new.
+    news: Mutex<bool>,
+    changed: Condvar,
+    problem: Mutex<Option<Problem>>,
+    stop: AtomicBool,
+    /// Whether all partitions are ours.
+    assigned: AtomicBool,
+    rebalances: AtomicU64,
+    trouble: Arc<Trouble>,
+    grouped: bool,
+}
+
+/// What was read of a partition and not yet taken.
+#[derive(Default)]
+struct Queue {
+    state: Mutex<QueueState>,
+}
+
+#[derive(Default)]
+struct QueueState {
+    events: VecDeque<Sourced>,
+    bytes: usize,
+    /// The offset of the next message.
+    next: u64,
+    /// Messages that are not read yet, as far as is known.
+    lag: Option<u64>,
+    /// The client said that there is nothing more; true once that is sure.
+    ending: bool,
+    /// Since when there is nothing more.
+    ended: Option<Instant>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these hold is replaced in single steps: nothing is half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Partitions, each with where it is.
+pub type Logs = Vec<(Place, Partition)>;
+
+/// A partition, as the merge sees it.
+pub struct Partition {
+    topic: String,
+    partition: i32,
+    queue: Arc<Queue>,
+    shared: Arc<Shared>,
+    /// Taken from the queue together.
+    taken: VecDeque<Sourced>,
+    ending: Ending,
+}
+
+/// What the end of a partition means.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Ending {
+    /// More may come; after `idle` without any, nobody waits for it.
+    Follow {
+        /// How long it is waited for.
+        idle: Duration,
+    },
+    /// Nothing from this offset on is read.
+    Until(u64),
+}
+
+/// The client's callbacks, all on the polling thread.
+pub struct Watch(Arc<Shared>);
+
+impl ClientContext for Watch {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        log_line(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.0.trouble.note(&error, reason);
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::Fenced) {
+            self.0.fail(Problem::AnotherInstance("one with the same store".to_owned()));
+        }
+    }
+
+    fn stats(&self, statistics: Statistics) {
+        let partitions = lock(&self.0.partitions);
+        for (&(side, partition), queue) in partitions.iter() {
+            let topic = statistics.topics.get(self.0.topic(side));
+            let Some(known) = topic.and_then(|topic| topic.partitions.get(&partition)) else { continue };
+            let (end, next) = (known.ls_offset, known.next_offset);
+            if known.fetch_state != "active" || end < 0 || next < 0 {
+                continue;
+            }
+            let mut state = lock(&queue.state);
+            state.lag = Some(end.unsigned_abs().saturating_sub(state.next));
+            let at_end = next >= end;
+            state.ending = at_end && state.ended.is_none();
+            if at_end && state.next >= end.unsigned_abs() {
+                state.end();
+            }
+        }
+    }
+}
+
+impl ConsumerContext for Watch {
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, error: RDKafkaRespErr, partitions: &mut TopicPartitionList) {
+        self.0.rebalances.fetch_add(1, Ordering::Relaxed);
+        let done = match error {
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.0.assign(consumer, partitions),
+            _ => {
+                self.0.assigned.store(false, Ordering::Relaxed);
+                consumer.unassign()
+            }
+        };
+        if let Err(error) = done {
+            self.0.fail(failed("taking partitions", &error));
+        }
+    }
+}
+
+impl Shared {
+    fn topic(&self, side: Side) -> &str {
+        &self.topics[side as usize]
+    }
+
+    fn fail(&self, problem: Problem) {
+        lock(&self.problem).get_or_insert(problem);
+        self.tell();
+    }
+
+    fn tell(&self) {
+        *lock(&self.news) = true;
+        self.changed.notify_all();
+    }
+
+    /// Takes partitions, each from where it is to be read.
+    fn assign(&self, consumer: &BaseConsumer<Watch>, given: &TopicPartitionList) -> Result<(), KafkaError> {
+        let mut assignment = TopicPartitionList::new();
+        let mut partitions = lock(&self.partitions);
+        let mut missing: BTreeSet<(Side, i32)> = partitions.keys().copied().collect();
+        for element in given.elements() {
+            let side = if element.topic() == self.topics[0] { Side::Query } else { Side::Reward };
+            let key = (side, element.partition());
+            missing.remove(&key);
+            let queue = partitions.entry(key).or_insert_with(|| self.add(side, element.partition()));
+            let next = lock(&queue.state).next;
+            assignment.add_partition_offset(element.topic(), element.partition(), Offset::Offset(next as i64))?;
+        }
+        drop(partitions);
+        if let Some((side, partition)) = missing.first() {
+            tracing::warn!(
+                topic = self.topic(*side),
+                partition,
+                "another member of the group has some of the partitions: waiting for them"
+            );
+            return consumer.assign(&TopicPartitionList::new());
+        }
+        self.assigned.store(true, Ordering::Relaxed);
+        tracing::debug!(partitions = assignment.count(), "partitions are assigned");
+        consumer.assign(&assignment)
+    }
+
+    /// A partition that was not there at the start.
+    fn add(&self, side: Side, partition: i32) -> Arc<Queue> {
+        let topic = self.topic(side).to_owned();
+        tracing::info!(topic, partition, "a new partition: it is read from its beginning");
+        let queue = Arc::new(Queue::default());
+        // Its name wants the topic's id, which whoever adds it to the merge has.
+        let place = Place { side, topic, partition, name: String::new(), position: at(0) };
+        lock(&self.added).push((place, queue.clone()));
+        self.tell();
+        queue
+    }
+}
+
+impl QueueState {
+    fn end(&mut self) {
+        self.ending = false;
+        self.ended.get_or_insert_with(Instant::now);
+    }
+
+    fn is_full(&self) -> bool {
+        self.events.len() >= QUEUE_EVENTS || self.bytes >= QUEUE_BYTES
+    }
+
+    fn has_room(&self) -> bool {
+        self.events.len() < QUEUE_EVENTS / 2 && self.bytes < QUEUE_BYTES / 2
+    }
+}
+
+impl Reader {
+    /// Reads these partitions on; returns them, too, to be merged.
+    pub fn start(
+        cluster: &Cluster,
+        parser: Arc<Parser>,
+        places: &[Place],
+        membership: &Membership,
+        ending: impl Fn(usize) -> Ending,
+    ) -> Result<(Arc<Self>, Logs), Problem> {
+        let topics = &cluster.config.topics;
+        let shared = Arc::new(Shared {
+            partitions: Mutex::default(),
+            added: Mutex::default(),
+            topics: [topics.queries.clone(), topics.rewards.clone()],
+            news: Mutex::new(false),
+            changed: Condvar::new(),
+            problem: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            assigned: AtomicBool::new(false),
+            rebalances: AtomicU64::new(0),
+            trouble: cluster.trouble.clone(),
+            grouped: *membership != Membership::Alone,
+        });
+        let mut logs = Vec::new();
+        for (i, place) in places.iter().enumerate() {
+            let state = QueueState { next: place.position.floor, ..QueueState::default() };
+            let queue = Arc::new(Queue { state: Mutex::new(state) });
+            lock(&shared.partitions).insert((place.side, place.partition), queue.clone());
+            logs.push((place.clone(), Partition::new(place, queue, shared.clone(), ending(i))));
+        }
+        let mut settings = cluster.consumer();
+        settings.set("statistics.interval.ms", STATISTICS_MS.to_string());
+        if let Membership::Group { instance } = membership {
+            settings.set("group.instance.id", instance).set("client.id", instance);
+        }
+        let consumer: Arc<BaseConsumer<Watch>> = Arc::new(make(&settings, Watch(shared.clone()))?);
+        let cannot = |error: KafkaError| failed("reading the topics", &error);
+        if shared.grouped {
+            consumer.subscribe(&[&topics.queries, &topics.rewards]).map_err(cannot)?;
+        } else {
+            let mut assignment = TopicPartitionList::new();
+            for place in places {
+                let offset = Offset::Offset(place.position.floor as i64);
+                assignment.add_partition_offset(&place.topic, place.partition, offset).map_err(cannot)?;
+            }
+            consumer.assign(&assignment).map_err(cannot)?;
+            shared.assigned.store(true, Ordering::Relaxed);
+        }
+        let polling = Polling { consumer: consumer.clone(), shared: shared.clone(), parser, paused: BTreeSet::new() };
+        let thread = std::thread::Builder::new()
+            .name("kafka".to_owned())
+            .spawn(move || polling.run())
+            .map_err(|error| Problem::Failed { doing: "starting a thread".to_owned(), problem: error.to_string() })?;
+        Ok((Arc::new(Self { consumer, shared, thread: Mutex::new(Some(thread)) }), logs))
+    }
+
+    /// The client.
+    pub fn consumer(&self) -> &BaseConsumer<Watch> {
+        &self.consumer
+    }
+
+    /// Waits until something new has come, or for `timeout`; wakes the merge's logs if so.
+    pub fn wait<S: Source>(&self, merge: &mut Merge<S>, logs: &[usize], timeout: Duration) {
+        let news = lock(&self.shared.news);
+        let waited = self.shared.changed.wait_timeout_while(news, timeout, |news| !*news);
+        let (mut news, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut *news) {
+            drop(news);
+            logs.iter().for_each(|log| merge.wake(*log));
+        }
+    }
+
+    /// Partitions that turned up since the start.
+    pub fn added(&self, ending: Ending) -> Logs {
+        let added = std::mem::take(&mut *lock(&self.shared.added));
+        let partition = |(place, queue): (Place, Arc<Queue>)| {
+            let log = Partition::new(&place, queue, self.shared.clone(), ending);
+            (place, log)
+        };
+        added.into_iter().map(partition).collect()
+    }
+
+    /// Whether all partitions are read.
+    pub fn is_assigned(&self) -> bool {
+        self.shared.assigned.load(Ordering::Relaxed)
+    }
+
+    /// How often partitions were given or taken.
+    pub fn rebalances(&self) -> u64 {
+        self.shared.rebalances.load(Ordering::Relaxed)
+    }
+
+    /// Messages of each partition that are not read yet: topic, partition, number.
+    pub fn lags(&self) -> Vec<(String, i32, u64)> {
+        let partitions = lock(&self.shared.partitions);
+        let lag = |((side, partition), queue): (&(Side, i32), &Arc<Queue>)| {
+            Some((self.shared.topic(*side).to_owned(), *partition, lock(&queue.state).lag?))
+        };
+        partitions.iter().filter_map(lag).collect()
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = lock(&self.thread).take() {
+            // It has nothing to tell: what went wrong is in `problem`.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The polling thread.
+struct Polling {
+    consumer: Arc<BaseConsumer<Watch>>,
+    shared: Arc<Shared>,
+    parser: Arc<Parser>,
+    paused: BTreeSet<(Side, i32)>,
+}
+
+impl Polling {
+    fn run(mut self) {
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            let wait = Duration::from_millis(if self.paused.is_empty() { 100 } else { 2 });
+            // The message borrows the client, not this.
+            let consumer = self.consumer.clone();
+            match consumer.poll(wait) {
+                Some(Ok(message)) => self.take(&message),
+                Some(Err(error)) => self.trouble(&error),
+                // All that the client had when it said that it was at the end has been taken.
+                None => self.settle_ends(),
+            }
+            if !self.paused.is_empty() {
+                self.resume();
+            }
+        }
+    }
+
+    fn take(&mut self, message: &BorrowedMessage<'_>) {
+        let side = if message.topic() == self.shared.topics[0] { Side::Query } else { Side::Reward };
+        let key = (side, message.partition());
+        let Some(queue) = lock(&self.shared.partitions).get(&key).cloned() else { return };
+        let offset = message.offset().max(0).unsigned_abs();
+        let event = Sourced {
+            input: self.read(side, message),
+            start: offset,
+            end: offset + 1,
+            line: 0,
+            origin: origin(message),
+        };
+        let mut state = lock(&queue.state);
+        if offset < state.next {
+            return;
+        }
+        state.next = offset + 1;
+        (state.ending, state.ended) = (false, None);
+        state.bytes += event.input.bytes();
+        let was_empty = state.events.is_empty();
+        state.events.push_back(event);
+        let full = state.is_full();
+        drop(state);
+        if was_empty {
+            self.shared.tell();
+        }
+        if full && self.paused.insert(key) {
+            self.set_paused(key, true);
+        }
+    }
+
+    fn read(&self, side: Side, message: &BorrowedMessage<'_>) -> Input {
+        let bytes = message.payload().unwrap_or_default().to_vec();
+        match header(message, "content-type").map(|kind| String::from_utf8_lossy(kind).into_owned()) {
+            Some(kind) if !is_json(&kind) => Input::bad(side, bytes, Bad::ContentType(kind)),
+            _ => Input::parse(&self.parser, side, bytes, message.timestamp().to_millis()),
+        }
+    }
+
+    fn trouble(&self, error: &KafkaError) {
+        use RDKafkaErrorCode as Code;
+        match error.rdkafka_error_code() {
+            Some(Code::AutoOffsetReset | Code::OffsetOutOfRange) => self.shared.fail(Problem::Failed {
+                doing: "offsets lost".to_owned(),
+                problem: "messages were deleted before they were read: start again to see which".to_owned(),
+            }),
+            Some(Code::Authentication | Code::TopicAuthorizationFailed | Code::GroupAuthorizationFailed) => {
+                self.shared.fail(failed("reading the topics", error));
+            }
+            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
+                self.shared.fail(failed("a topic is gone", error));
+            }
+            _ if matches!(error, KafkaError::MessageConsumptionFatal(_)) => {
+                self.shared.fail(failed("reading the topics", error));
+            }
+            // The client mends all others by itself.
+            _ => self.shared.trouble.note(error, "while reading"),
+        }
+    }
+
+    fn settle_ends(&self) {
+        for queue in lock(&self.shared.partitions).values() {
+            let mut state = lock(&queue.state);
+            if state.ending {
+                state.end();
+            }
+        }
+    }
+
+    fn resume(&mut self) {
+        let partitions = lock(&self.shared.partitions);
+        let roomy = |key: &&(Side, i32)| partitions.get(key).is_none_or(|queue| lock(&queue.state).has_room());
+        let keys: Vec<(Side, i32)> = self.paused.iter().filter(roomy).copied().collect();
+        drop(partitions);
+        for key in keys {
+            self.paused.remove(&key);
+            self.set_paused(key, false);
+        }
+    }
+
+    fn set_paused(&self, (side, partition): (Side, i32), paused: bool) {
+        let mut list = TopicPartitionList::new();
+        list.add_partition(self.shared.topic(side), partition);
+        let done = if paused { self.consumer.pause(&list) } else { self.consumer.resume(&list) };
+        if let Err(error) = done {
+            // It was taken away meanwhile: when it comes back it is not paused.
+            tracing::debug!(%error, paused, "a partition could not be paused or resumed");
+        }
+    }
+}
+
+fn header<'a>(message: &'a BorrowedMessage<'_>, name: &str) -> Option<&'a [u8]> {
+    message.headers()?.iter().find(|header| header.key.eq_ignore_ascii_case(name))?.value
+}
+
+fn origin(message: &BorrowedMessage<'_>) -> Option<Box<Origin>> {
+    let traceparent = header(message, "traceparent").map(|value| String::from_utf8_lossy(value).into_owned());
+    let key = message.key().map(<[u8]>::to_vec);
+    (key.is_some() || traceparent.is_some()).then(|| Box::new(Origin { key, traceparent }))
+}
+
+/// Whether a content type is JSON; Avro and Protobuf would be told apart here.
+fn is_json(kind: &str) -> bool {
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    kind == "application/json" || kind.ends_with("+json") || kind == "text/json"
+}
+
+impl Partition {
+    fn new(place: &Place, queue: Arc<Queue>, shared: Arc<Shared>, ending: Ending) -> Self {
+        let (topic, partition) = (place.topic.clone(), place.partition);
+        Self { topic, partition, queue, shared, taken: VecDeque::new(), ending }
+    }
+}
+
+impl Source for Partition {
+    type Error = io::Error;
+
+    fn read(&mut self) -> io::Result<Read> {
+        if self.taken.is_empty() {
+            let mut state = lock(&self.queue.state);
+            std::mem::swap(&mut state.events, &mut self.taken);
+            state.bytes = 0;
+            if self.taken.is_empty() {
+                if let Some(problem) = lock(&self.shared.problem).clone() {
+                    return Err(io::Error::other(problem));
+                }
+                return Ok(match self.ending {
+                    Ending::Until(offset) if state.next >= offset || state.ended.is_some() => Read::End,
+                    Ending::Follow { idle } if state.ended.is_some_and(|since| since.elapsed() >= idle) => Read::Idle,
+                    _ => Read::Pending,
+                });
+            }
+        }
+        if let (Ending::Until(offset), Some(event)) = (self.ending, self.taken.front())
+            && event.start >= offset
+        {
+            return Ok(Read::End);
+        }
+        Ok(self.taken.pop_front().map_or(Read::Pending, Read::Event))
+    }
+}
+
+impl Log for Partition {
+    fn place(&self, start: u64, _line: u64) -> Value {
+        json!({"source": self.topic, "partition": self.partition, "offset": start})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_types_choose_the_decoder() {
+        for (kind, expected) in [
+            ("application/json", true),
+            ("Application/JSON; charset=utf-8", true),
+            ("application/cloudevents+json", true),
+            ("application/avro", false),
+            ("", false),
+        ] {
+            assert_eq!(is_json(kind), expected, "{kind}");
+        }
+    }
+}

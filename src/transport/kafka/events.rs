@@ -1,0 +1,120 @@
+//! Events that a router writes, as messages.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, ThreadedProducer};
+
+use super::cluster::{Cluster, Problem, Trouble, failed, log_line, make};
+use crate::config::Lanes;
+use crate::engine::Side;
+use crate::transport::writer::{Event, NotWritten};
+
+/// Sends events; those that are accepted are on their way.
+pub struct EventTopics {
+    producer: ThreadedProducer<Sent>,
+    outcomes: Arc<Outcomes>,
+    queue_max: usize,
+    /// Held while events that belong together are accepted, all or none.
+    accepting: Mutex<()>,
+    topics: [String; 2],
+    lanes: Lanes,
+    drain: Duration,
+}
+
+/// What became of events that were accepted.
+#[derive(Debug, Default)]
+pub struct Outcomes {
+    /// The brokers have them.
+    pub delivered: AtomicU64,
+    /// They could not be delivered in time.
+    pub lost: AtomicU64,
+}
+
+struct Sent {
+    outcomes: Arc<Outcomes>,
+    trouble: Arc<Trouble>,
+}
+
+impl ClientContext for Sent {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        log_line(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.trouble.note(&error, reason);
+    }
+}
+
+impl ProducerContext for Sent {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
+        match result {
+            Ok(_) => self.outcomes.delivered.fetch_add(1, Ordering::Relaxed),
+            Err((error, _)) => {
+                tracing::error!(%error, "an event could not be delivered in time: it is lost to learning");
+                self.outcomes.lost.fetch_add(1, Ordering::Relaxed)
+            }
+        };
+    }
+}
+
+impl EventTopics {
+    /// Sends to the topics of queries and rewards, at most `queue_max` events at a time.
+    pub fn new(cluster: &Cluster, queue_max: usize, drain: Duration) -> Result<Self, Problem> {
+        let outcomes = Arc::new(Outcomes::default());
+        let mut settings = cluster.producer();
+        // Ours is the bound; the client's is only not to be in the way.
+        settings.set("queue.buffering.max.messages", (queue_max + 1).to_string());
+        let context = Sent { outcomes: outcomes.clone(), trouble: cluster.trouble.clone() };
+        let topics = &cluster.config.topics;
+        Ok(Self {
+            producer: make(&settings, context)?,
+            outcomes,
+            queue_max,
+            accepting: Mutex::new(()),
+            topics: [topics.queries.clone(), topics.rewards.clone()],
+            lanes: cluster.config.lanes,
+            drain,
+        })
+    }
+
+    /// What became of those that were accepted.
+    pub fn outcomes(&self) -> Arc<Outcomes> {
+        self.outcomes.clone()
+    }
+
+    /// Accepts events, all or none.
+    pub fn send(&self, events: &[Event]) -> Result<(), NotWritten> {
+        let _accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.producer.in_flight_count().max(0) as usize + events.len() > self.queue_max {
+            return Err(NotWritten::Full);
+        }
+        for event in events {
+            let topic = &self.topics[usize::from(event.side == Side::Reward)];
+            let key = match self.lanes {
+                Lanes::One => event.request_id.as_str(),
+                Lanes::Partition => event.space.as_str(),
+            };
+            let kind = OwnedHeaders::new().insert(Header { key: "content-type", value: Some("application/json") });
+            let value = event.line.strip_suffix(b"\n").unwrap_or(&event.line);
+            let record = BaseRecord::to(topic).key(key).payload(value).headers(kind);
+            self.producer.send(record).map_err(|(error, _)| match error {
+                KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull) => NotWritten::Full,
+                error => NotWritten::Failed(error.to_string()),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was accepted is delivered.
+    pub fn drain(&self) -> Result<(), Problem> {
+        self.producer.flush(self.drain).map_err(|error| failed("delivering the last events", &error))
+    }
+}

@@ -1,0 +1,19 @@
+//! Apache Kafka: events from topics, parameters and dead letters to topics.
+//!
+//! | file | does |
+//! |---|---|
+//! | `cluster` | the brokers: clients, what is there, named problems |
+//! | `topics` | what topics must be like; makes and checks them |
+//! | `positions` | where to read on, from a snapshot or a rule, and whether that can still be had |
+//! | `consumer` | partitions as logs of the merge |
+//! | `outlet` | parameters and dead letters, delivered before they count |
+//! | `events` | what a router writes |
+//! | `params` | the parameters topic, read to its end and on |
+
+pub mod cluster;
+pub mod consumer;
+pub mod events;
+pub mod outlet;
+pub mod params;
+pub mod positions;
+pub mod topics;

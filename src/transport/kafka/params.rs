@@ -1,0 +1,97 @@
+//! The parameters topic: read to its end, and on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::message::Message;
+use rdkafka::{Offset, TopicPartitionList};
+
+use super::cluster::{CALL, Cluster, Plain, Problem, failed, make};
+use crate::event::Name;
+use crate::router::Params;
+use crate::wire::params::decode;
+
+/// A reader of the parameters topic.
+pub struct ParamsTopic {
+    consumer: BaseConsumer<Plain>,
+    topic: String,
+    /// Partitions whose end has not been reached yet.
+    behind: BTreeSet<i32>,
+}
+
+impl ParamsTopic {
+    /// Begins at the beginning.
+    pub fn open(cluster: &Cluster) -> Result<Self, Problem> {
+        let topic = cluster.config.topics.params.clone();
+        let number = cluster.partitions(&topic)? as i32;
+        let mut settings = cluster.consumer();
+        // Every router reads all; no group is joined, though the client wants a name of one.
+        settings.set("enable.partition.eof", "true").set("auto.offset.reset", "earliest");
+        let consumer: BaseConsumer<Plain> = make(&settings, Plain(cluster.trouble.clone()))?;
+        let mut all = TopicPartitionList::new();
+        for partition in 0..number {
+            all.add_partition_offset(&topic, partition, Offset::Beginning)
+                .map_err(|error| failed(format!("reading {topic}"), &error))?;
+        }
+        consumer.assign(&all).map_err(|error| failed(format!("reading {topic}"), &error))?;
+        Ok(Self { consumer, topic, behind: (0..number).collect() })
+    }
+
+    /// Whether all that was there at the start has been read.
+    pub fn caught_up(&self) -> bool {
+        self.behind.is_empty()
+    }
+
+    /// The next parameters, if some come within `timeout`. What cannot be used is told and left.
+    pub fn poll(&mut self, timeout: Duration) -> Option<Params> {
+        match self.consumer.poll(timeout)? {
+            Ok(message) => {
+                // A space that was deleted from the topic: who routes goes on.
+                let value = message.payload()?;
+                match decode(value) {
+                    Ok(params) => Some(params),
+                    Err(error) => {
+                        let (topic, partition, offset) = (&self.topic, message.partition(), message.offset());
+                        tracing::error!(topic, partition, offset, "parameters cannot be used: {error}");
+                        None
+                    }
+                }
+            }
+            Err(KafkaError::PartitionEOF(partition)) => {
+                self.behind.remove(&partition);
+                None
+            }
+            Err(error) => {
+                tracing::debug!(%error, topic = self.topic, "parameters cannot be read now");
+                None
+            }
+        }
+    }
+
+    /// Reads to the end: the newest of every space.
+    pub fn newest(mut self) -> Result<Vec<Params>, Problem> {
+        let mut newest = BTreeMap::<Name, Params>::new();
+        let mut moved = Instant::now();
+        let mut left = self.behind.len();
+        let stamp = |params: &Params| (params.epoch, params.version, params.revision);
+        while !self.caught_up() {
+            if let Some(params) = self.poll(Duration::from_millis(200)) {
+                moved = Instant::now();
+                let known = newest.get(&params.space);
+                if known.is_none_or(|known| stamp(&params) > stamp(known)) {
+                    newest.insert(params.space.clone(), params);
+                }
+            }
+            if self.behind.len() < left {
+                (left, moved) = (self.behind.len(), Instant::now());
+            }
+            if moved.elapsed() > 3 * CALL {
+                let doing = format!("reading {} to its end", self.topic);
+                return Err(Problem::Failed { doing, problem: "nothing comes".to_owned() });
+            }
+        }
+        Ok(newest.into_values().collect())
+    }
+}

@@ -1,0 +1,146 @@
+//! Where to read on: positions of a snapshot, or a rule where there are none; and whether they can still be had.
+//!
+//! A partition is known in snapshots as `kafka:<topic>#<topic id>/<partition>`, so that a topic that was deleted and
+//! made again is not taken for the one that was read.
+
+use std::collections::BTreeMap;
+
+use super::cluster::{Cluster, Problem};
+use crate::config::Start;
+use crate::engine::Side;
+use crate::merge::{MergeState, Position};
+
+const PREFIX: &str = "kafka:";
+
+/// A partition that is to be read, and from where.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Place {
+    /// Its side.
+    pub side: Side,
+    /// Its topic.
+    pub topic: String,
+    /// Its number.
+    pub partition: i32,
+    /// Its name in snapshots.
+    pub name: String,
+    /// Where it was left.
+    pub position: Position,
+}
+
+/// Messages that will not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gap {
+    /// Topic and partition.
+    pub log: String,
+    /// The first offset that is missing, and the one after the last.
+    pub offsets: (u64, u64),
+    /// Why.
+    pub problem: Problem,
+}
+
+/// All partitions of both topics, each where it was left; and what is missing, where that is accepted.
+pub fn resolve(cluster: &Cluster, state: &MergeState, accept_gap: bool) -> Result<(Vec<Place>, Vec<Gap>), Problem> {
+    let topics = &cluster.config.topics;
+    let (queries, rewards) = super::topics::check_partitions(cluster)?;
+    let ids = cluster.topic_ids(&[&topics.queries, &topics.rewards])?;
+    let begun = !state.positions.is_empty();
+    if let Some(other) = state.positions.keys().find(|name| !name.starts_with(PREFIX)) {
+        return Err(Problem::OtherLogs(other.clone()));
+    }
+    let mut unclaimed = state.positions.clone();
+    let (mut places, mut gaps) = (Vec::new(), Vec::new());
+    for (side, topic, number) in [(Side::Query, &topics.queries, queries), (Side::Reward, &topics.rewards, rewards)] {
+        for partition in 0..number as i32 {
+            let name = name(topic, &ids, partition);
+            let (low, high) = cluster.watermarks(topic, partition)?;
+            let position = match unclaimed.remove(&name) {
+                Some(position) => match check(topic, partition, &position, low, high) {
+                    None => position,
+                    Some(problem) if accept_gap => {
+                        gaps.push(Gap { log: short(topic, partition), offsets: (position.floor, low), problem });
+                        at(low)
+                    }
+                    Some(problem) => return Err(problem),
+                },
+                // Whatever was added since, or made anew, is read as a whole.
+                None if begun => at(low),
+                None => at(first(cluster, topic, partition, low, high)?),
+            };
+            places.push(Place { side, topic: topic.clone(), partition, name, position });
+        }
+    }
+    for (name, position) in unclaimed {
+        let log = shown(&name);
+        let found = "there is another topic of that name now, or a smaller one, or it has been renamed".to_owned();
+        let problem = Problem::Recreated { log: log.clone(), wanted: position.floor, found };
+        if !accept_gap {
+            return Err(problem);
+        }
+        gaps.push(Gap { log, offsets: (position.floor, position.floor), problem });
+    }
+    Ok((places, gaps))
+}
+
+fn check(topic: &str, partition: i32, position: &Position, low: u64, high: u64) -> Option<Problem> {
+    let (log, wanted) = (short(topic, partition), position.floor);
+    if wanted > high {
+        return Some(Problem::Recreated { log, wanted, found: format!("it ends at {high}") });
+    }
+    (wanted < low).then_some(Problem::OffsetsLost { log, wanted, oldest: low })
+}
+
+/// Where a partition that was never read begins.
+fn first(cluster: &Cluster, topic: &str, partition: i32, low: u64, high: u64) -> Result<u64, Problem> {
+    match cluster.config.start {
+        Start::Earliest => Ok(low),
+        Start::Latest => Ok(high),
+        Start::At(ms) => cluster.offset_at(topic, partition, ms),
+    }
+}
+
+/// A position at which nothing after `offset` is done.
+pub fn at(offset: u64) -> Position {
+    Position { floor: offset, read: offset, ..Position::default() }
+}
+
+/// The name of a partition in snapshots.
+pub fn name(topic: &str, ids: &BTreeMap<String, String>, partition: i32) -> String {
+    let id = ids.get(topic).map_or("", String::as_str);
+    format!("{PREFIX}{topic}#{id}/{partition}")
+}
+
+/// Topic and partition of a name in snapshots.
+pub fn parse(name: &str) -> Option<(&str, i32)> {
+    let (topic, rest) = name.strip_prefix(PREFIX)?.rsplit_once('#')?;
+    Some((topic, rest.rsplit_once('/')?.1.parse().ok()?))
+}
+
+fn shown(name: &str) -> String {
+    parse(name).map_or_else(|| name.to_owned(), |(topic, partition)| short(topic, partition))
+}
+
+fn short(topic: &str, partition: i32) -> String {
+    format!("{topic}/{partition}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_carry_topic_and_partition() {
+        let ids = [("a.b-c".to_owned(), "x_-1".to_owned())].into();
+        let name = name("a.b-c", &ids, 12);
+        assert_eq!((name.as_str(), parse(&name)), ("kafka:a.b-c#x_-1/12", Some(("a.b-c", 12))));
+        assert_eq!(parse("queries/a.jsonl#0123"), None);
+    }
+
+    #[test]
+    fn what_is_gone_is_named() {
+        let position = at(5);
+        assert_eq!(check("q", 0, &position, 5, 5), None);
+        assert_eq!(check("q", 0, &position, 0, 9), None);
+        assert!(matches!(check("q", 0, &position, 6, 9), Some(Problem::OffsetsLost { wanted: 5, oldest: 6, .. })));
+        assert!(matches!(check("q", 0, &position, 0, 4), Some(Problem::Recreated { wanted: 5, .. })));
+    }
+}

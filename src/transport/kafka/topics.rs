@@ -1,0 +1,221 @@
+//! What topics must be like: made where they are missing, checked where they are there, never changed.
+
+use std::collections::BTreeMap;
+
+use rdkafka::admin::{NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::error::RDKafkaErrorCode;
+
+use super::cluster::{Cluster, Problem, failed};
+use crate::config::{Lanes, Method, Settings, Spec};
+use crate::event::Name;
+
+/// What a topic is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Query or reward events.
+    Events,
+    /// Parameters or snapshots: the newest of every key.
+    State,
+    /// Bad events.
+    DeadLetters,
+}
+
+/// A topic as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub used_for: Use,
+    /// Partitions, when it is made.
+    pub partitions: i32,
+    /// Its settings, when it is made.
+    pub settings: BTreeMap<&'static str, String>,
+    /// The least that its messages must be allowed to take.
+    pub message_bytes: usize,
+}
+
+/// What was done about a topic, and what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Found {
+    /// Its name.
+    pub topic: String,
+    /// Whether it was made just now.
+    pub created: bool,
+    /// Partitions.
+    pub partitions: usize,
+    /// What is not as it should be, and why that matters.
+    pub differences: Vec<String>,
+}
+
+/// What a message takes besides the event in it: headers of a dead letter, the frame of a batch.
+const AROUND: usize = 16 << 10;
+
+/// The brokers' own default of max.message.bytes.
+const DEFAULT_MESSAGE_BYTES: usize = 1_048_588;
+
+/// All topics, as they should be.
+pub fn wanted(cluster: &Cluster, settings: &Settings) -> Vec<Wanted> {
+    let config = &cluster.config;
+    let create = &config.create;
+    let params_bytes = largest_params(settings).1;
+    let topic =
+        |name: &String, used_for: Use, partitions: i32, message_bytes: usize, more: &[(&'static str, String)]| {
+            let bytes = message_bytes.max(DEFAULT_MESSAGE_BYTES).to_string();
+            let settings = more.iter().cloned().chain([("max.message.bytes", bytes)]).collect();
+            Wanted { name: name.clone(), used_for, partitions, settings, message_bytes }
+        };
+    let compact = [("cleanup.policy", "compact".to_owned())];
+    let kept = |ms: i64| [("cleanup.policy", "delete".to_owned()), ("retention.ms", ms.to_string())];
+    let (events, topics) = (settings.events.bytes_max, &config.topics);
+    vec![
+        topic(&topics.queries, Use::Events, create.partitions, 0, &kept(create.retention_ms)),
+        topic(&topics.rewards, Use::Events, create.partitions, 0, &kept(create.retention_ms)),
+        topic(&topics.params, Use::State, 1, params_bytes, &compact),
+        topic(&topics.snapshots, Use::State, create.partitions, 0, &compact),
+        topic(&topics.dead_letters, Use::DeadLetters, 1, events + AROUND, &kept(create.dead_letters_retention_ms)),
+    ]
+}
+
+/// The space with the largest parameters, and what they take at most.
+pub fn largest_params(settings: &Settings) -> (Name, usize) {
+    let listed = settings.spaces.iter().map(|(name, spec)| (name.clone(), params_bytes(spec)));
+    let default = [(Name::default_space(), params_bytes(&settings.learner))];
+    let largest = listed.chain(default).max_by_key(|(_, bytes)| *bytes);
+    largest.unwrap_or_else(|| (Name::default_space(), AROUND))
+}
+
+/// Parameters of a space at their full rank, with their frame.
+fn params_bytes(spec: &Spec) -> usize {
+    spec.models.len() * rank(spec) * model_bytes(spec) + AROUND + spec.models.len() * 512
+}
+
+fn model_bytes(spec: &Spec) -> usize {
+    4 * (spec.dim + 1)
+}
+
+fn rank(spec: &Spec) -> usize {
+    match &spec.method {
+        Method::Hpg(hpg) | Method::HpgParameterFree(hpg) => hpg.ball.rank,
+        Method::Uniform | Method::Fixed(_) => 0,
+    }
+}
+
+/// Makes the topics that are missing, unless only `check`ed; says what is wrong with the others.
+pub async fn init(cluster: &Cluster, settings: &Settings, check: bool) -> Result<Vec<Found>, Problem> {
+    let wanted = wanted(cluster, settings);
+    let mut all = Vec::new();
+    for topic in &wanted {
+        let created = match cluster.partitions(&topic.name) {
+            Err(Problem::MissingTopic(_)) if !check => {
+                create(cluster, topic).await?;
+                true
+            }
+            Err(Problem::MissingTopic(name)) => {
+                let differences = vec!["it is not there: `pointsman topics init` makes it".to_owned()];
+                all.push(Found { topic: name, created: false, partitions: 0, differences });
+                continue;
+            }
+            other => other.map(|_| false)?,
+        };
+        let partitions = if created { topic.partitions as usize } else { cluster.partitions(&topic.name)? };
+        let differences = if created { Vec::new() } else { differences(cluster, topic).await? };
+        all.push(Found { topic: topic.name.clone(), created, partitions, differences });
+    }
+    if let [queries, rewards, ..] = &mut all[..]
+        && queries.partitions != rewards.partitions
+        && cluster.config.lanes == Lanes::Partition
+    {
+        let problem = unequal(cluster, queries.partitions, rewards.partitions);
+        rewards.differences.push(problem.to_string());
+    }
+    Ok(all)
+}
+
+async fn create(cluster: &Cluster, topic: &Wanted) -> Result<(), Problem> {
+    let replication = TopicReplication::Fixed(cluster.config.create.replication);
+    let mut new = NewTopic::new(&topic.name, topic.partitions, replication);
+    for (key, value) in &topic.settings {
+        new = new.set(key, value);
+    }
+    let doing = format!("making topic {}", topic.name);
+    let made = cluster.admin()?.create_topics(&[new], &Cluster::admin_options()).await;
+    match made.map_err(|error| failed(&doing, &error))?.into_iter().next() {
+        // Someone else was faster.
+        None | Some(Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(()),
+        Some(Err((_, code))) => Err(Problem::Failed { doing, problem: code.to_string() }),
+    }
+}
+
+/// What a topic that is there has otherwise than it should.
+async fn differences(cluster: &Cluster, topic: &Wanted) -> Result<Vec<String>, Problem> {
+    let found = settings_of(cluster, &topic.name).await?;
+    let mut differences = Vec::new();
+    let policy = found.get("cleanup.policy").map_or("", String::as_str);
+    match topic.used_for {
+        Use::State if policy != "compact" => differences.push(format!(
+            "cleanup.policy is {policy:?}, not \"compact\": what has not changed for a while would be deleted, and \
+             routers that start then would find nothing"
+        )),
+        Use::Events | Use::DeadLetters if policy.contains("compact") => differences.push(format!(
+            "cleanup.policy is {policy:?}: compaction deletes events of the same key before they were learned from"
+        )),
+        _ => {}
+    }
+    let most = message_bytes(&found);
+    if most < topic.message_bytes {
+        differences.push(format!(
+            "max.message.bytes is {most}, less than the {} that its messages may take",
+            topic.message_bytes
+        ));
+    }
+    Ok(differences)
+}
+
+async fn settings_of(cluster: &Cluster, topic: &str) -> Result<BTreeMap<String, String>, Problem> {
+    let doing = format!("asking for the settings of topic {topic}");
+    let asked = cluster.admin()?.describe_configs(&[ResourceSpecifier::Topic(topic)], &Cluster::admin_options()).await;
+    let answer = asked.map_err(|error| failed(&doing, &error))?.into_iter().next();
+    match answer {
+        Some(Ok(resource)) => {
+            Ok(resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect())
+        }
+        Some(Err(code)) => Err(Problem::Failed { doing, problem: code.to_string() }),
+        None => Err(Problem::Failed { doing, problem: "no answer".to_owned() }),
+    }
+}
+
+fn message_bytes(settings: &BTreeMap<String, String>) -> usize {
+    settings.get("max.message.bytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(usize::MAX)
+}
+
+/// Whether parameters fit into the messages of their topic; what those may take.
+pub async fn check_params(cluster: &Cluster, settings: &Settings) -> Result<usize, Problem> {
+    let topic = &cluster.config.topics.params;
+    cluster.partitions(topic)?;
+    let most = message_bytes(&settings_of(cluster, topic).await?);
+    let (space, bytes) = largest_params(settings);
+    if bytes <= most {
+        return Ok(most);
+    }
+    let spec = settings.space(&space);
+    let around = bytes - spec.models.len() * rank(spec) * model_bytes(spec);
+    let rank = most.saturating_sub(around) / (spec.models.len() * model_bytes(spec)).max(1);
+    Err(Problem::OversizedParams { space: space.to_string(), bytes, most, topic: topic.clone(), rank })
+}
+
+/// Partitions of queries and of rewards, which must be as many where a lane is a pair of them.
+pub fn check_partitions(cluster: &Cluster) -> Result<(usize, usize), Problem> {
+    let topics = &cluster.config.topics;
+    let (queries, rewards) = (cluster.partitions(&topics.queries)?, cluster.partitions(&topics.rewards)?);
+    if queries != rewards && cluster.config.lanes == Lanes::Partition {
+        return Err(unequal(cluster, queries, rewards));
+    }
+    Ok((queries, rewards))
+}
+
+fn unequal(cluster: &Cluster, of_queries: usize, of_rewards: usize) -> Problem {
+    let topics = &cluster.config.topics;
+    let (queries, rewards) = (topics.queries.clone(), topics.rewards.clone());
+    Problem::UnequalPartitions { queries, of_queries, rewards, of_rewards }
+}
