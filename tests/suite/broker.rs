@@ -1,0 +1,135 @@
+//! Kafka brokers, by tests/broker: one that all tests share, and such as a test may kill.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+/// The script at work, and what it said.
+struct Process {
+    /// The broker lasts as long as this one's standard input is open.
+    script: Child,
+    java: String,
+    address: String,
+    sasl_address: Option<String>,
+}
+
+impl Process {
+    fn start(arguments: &[String], stderr: Stdio) -> Result<Self, String> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broker");
+        let mut command = Command::new(script);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
+        let mut script = command.spawn().map_err(|error| format!("tests/broker: {error}"))?;
+        let mut line = String::new();
+        BufReader::new(script.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        match *line.split_whitespace().collect::<Vec<_>>() {
+            ["ready", address, "pid", java, ref rest @ ..] => {
+                let sasl_address = rest.get(1).map(|&address| address.to_owned());
+                Ok(Self { script, java: java.to_owned(), address: address.to_owned(), sasl_address })
+            }
+            _ => Err(format!("tests/broker: {}: {line:?}", script.wait().unwrap())),
+        }
+    }
+}
+
+/// A broker of a test's own, gone with this value.
+pub struct Broker {
+    process: Process,
+    arguments: Vec<String>,
+    dir: TempDir,
+}
+
+impl Broker {
+    /// Starts one with more arguments of tests/broker. Ask [`possible`] first.
+    pub fn start(arguments: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut all = vec!["--dir".to_owned(), dir.path().join("broker").to_str().unwrap().to_owned()];
+        all.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        Self { process: spawn(&dir, &all), arguments: all, dir }
+    }
+
+    /// Of the plain listener; the same after a restart.
+    pub fn address(&self) -> &str {
+        &self.process.address
+    }
+
+    /// Of the listener that `--tls` opens; the same after a restart.
+    pub fn sasl_address(&self) -> &str {
+        self.process.sasl_address.as_deref().expect("started with --tls")
+    }
+
+    /// Kills it as if the power had gone. Its data stay.
+    pub fn kill(&mut self) {
+        assert!(Command::new("kill").args(["-KILL", &self.process.java]).status().unwrap().success());
+        self.process.script.wait().unwrap();
+    }
+
+    /// Starts it again with its data, after a kill or, if it still runs, after an orderly stop.
+    pub fn restart(&mut self) {
+        // Closes standard input first.
+        self.process.script.wait().unwrap();
+        let before = (self.process.address.clone(), self.process.sasl_address.clone());
+        self.process = spawn(&self.dir, &self.arguments);
+        assert_eq!(before, (self.process.address.clone(), self.process.sasl_address.clone()));
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        // Closes standard input first.
+        let _ = self.process.script.wait();
+    }
+}
+
+fn spawn(dir: &TempDir, arguments: &[String]) -> Process {
+    let told = dir.path().join("stderr");
+    Process::start(arguments, File::create(&told).unwrap().into())
+        .unwrap_or_else(|error| panic!("{error}\n{}", fs::read_to_string(&told).unwrap_or_default()))
+}
+
+/// The address of a broker that the tests of this run share, so each with topics and groups of its own: that of
+/// `POINTSMAN_TEST_BROKERS`, else one that ends with this process. `None` if there can be none.
+pub fn shared() -> Option<&'static str> {
+    static SHARED: OnceLock<Result<Option<String>, String>> = OnceLock::new();
+    let shared = SHARED.get_or_init(|| {
+        if let Ok(address) = std::env::var("POINTSMAN_TEST_BROKERS") {
+            return Ok(Some(address));
+        }
+        if !possible() {
+            return Ok(None);
+        }
+        let process = Process::start(&[], Stdio::inherit())?;
+        let address = process.address.clone();
+        std::mem::forget(process);
+        Ok(Some(address))
+    });
+    shared.as_ref().unwrap_or_else(|error| panic!("{error}")).as_deref()
+}
+
+/// Whether brokers can be started here. If not, that is said once; in CI it is a failure.
+pub fn possible() -> bool {
+    static MISSING: OnceLock<Vec<&str>> = OnceLock::new();
+    let ci = std::env::var("CI").as_deref() == Ok("true");
+    let missing = MISSING.get_or_init(|| {
+        let found = |name: &str| {
+            let mut which = Command::new("sh");
+            which.args(["-c", "command -v \"$0\"", name]).stdout(Stdio::null());
+            which.status().is_ok_and(|status| status.success())
+        };
+        let missing: Vec<_> = ["java", "mvn"].into_iter().filter(|name| !found(name)).collect();
+        if !missing.is_empty() && !ci {
+            // Not by eprintln!, which a test that passes hides.
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: tests with a Kafka broker (no {}; tests/run --install installs Debian's)",
+                missing.join(", no ")
+            );
+        }
+        missing
+    });
+    assert!(missing.is_empty() || !ci, "missing: {}, for a Kafka broker", missing.join(", "));
+    missing.is_empty()
+}
