@@ -125,7 +125,7 @@ fn files(config: &Config) -> anyhow::Result<(EventWriter, Feed)> {
 
 fn topics(config: &Config) -> anyhow::Result<(EventWriter, Feed)> {
     let cluster = Cluster::new(&config.transport.kafka)?;
-    let events = EventTopics::new(&cluster, config.events.queue_max, DRAIN)?;
+    let events = EventTopics::new(&cluster, config.events.queue_max)?;
     let feed = move |router: &Router, ready: &AtomicBool, goes_on: &AtomicBool| {
         let going = || goes_on.load(Ordering::Relaxed);
         if !cluster.await_reach(going)? {

@@ -118,7 +118,6 @@ impl Run<'_> {
 
     fn follow_topics(&self) -> anyhow::Result<Option<Outcome>> {
         let kafka = &self.config.transport.kafka;
-        anyhow::ensure!(kafka.lanes == Lanes::One, "transport.kafka.lanes = \"partition\" is not there yet");
         let cluster = Cluster::new(kafka)?;
         if self.once {
             cluster.reach()?;
@@ -126,6 +125,7 @@ impl Run<'_> {
             return Ok(None);
         }
         topics::check_partitions(&cluster)?;
+        anyhow::ensure!(kafka.lanes == Lanes::One, "transport.kafka.lanes = \"partition\" is not there yet");
         let message_bytes = self.runtime.block_on(topics::check_params(&cluster, self.settings))?;
         let letter_bytes = self.settings.events.bytes_max;
         let reader_slot = Arc::new(OnceLock::new());

@@ -1,11 +1,13 @@
 //! The integration tests, in one binary so that the crate is linked once.
 
+mod broker;
 mod cli;
 mod config;
 mod crash;
 mod formats;
 mod golden;
 mod invariants;
+mod kafka;
 mod learning;
 mod models;
 mod params;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,12 @@ use serde_json::{Value, json};
 use crate::size::sized;
 
 /// A process that is killed when the test is over, however it ends.
-struct Process(Child);
+pub struct Process(Child, PathBuf);
 
 impl Process {
-    fn start(config: &Path, arguments: &[&str]) -> Self {
-        let log = fs::File::options().create(true).append(true).open(config.with_extension("log")).unwrap();
+    pub fn start(config: &Path, arguments: &[&str]) -> Self {
+        let log_path = config.with_extension("log");
+        let log = fs::File::options().create(true).append(true).open(&log_path).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_pointsman"))
             .args(arguments)
             .arg("--config")
@@ -31,19 +32,20 @@ impl Process {
             .stderr(log)
             .stdout(Stdio::null())
             .spawn();
-        Self(child.unwrap())
+        Self(child.unwrap(), log_path)
     }
 
     fn signal(&self, name: &str) {
         assert!(Command::new("kill").args(["-s", name, &self.0.id().to_string()]).status().unwrap().success());
     }
 
-    fn terminate(mut self) {
+    pub fn terminate(mut self) {
         self.signal("TERM");
-        assert_eq!(self.0.wait().unwrap().code(), Some(0));
+        let code = self.0.wait().unwrap().code();
+        assert_eq!(code, Some(0), "{}", fs::read_to_string(&self.1).unwrap());
     }
 
-    fn kill(mut self) {
+    pub fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
@@ -56,38 +58,38 @@ impl Drop for Process {
     }
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// A client of one sidecar.
-struct Client {
+pub struct Client {
     agent: ureq::Agent,
     base: String,
 }
 
 impl Client {
-    fn new(port: u16) -> Self {
+    pub fn new(port: u16) -> Self {
         let config =
             ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(20)));
         Self { agent: config.build().into(), base: format!("http://127.0.0.1:{port}") }
     }
 
-    fn post(&self, path: &str, content_type: &str, body: &[u8]) -> (u16, Value) {
+    pub fn post(&self, path: &str, content_type: &str, body: &[u8]) -> (u16, Value) {
         let request = self.agent.post(format!("{}{path}", self.base)).header("content-type", content_type);
         answer(request.send(body).unwrap())
     }
 
-    fn json(&self, path: &str, body: &Value) -> (u16, Value) {
+    pub fn json(&self, path: &str, body: &Value) -> (u16, Value) {
         self.post(path, "application/json", body.to_string().as_bytes())
     }
 
-    fn get(&self, path: &str) -> Option<(u16, Value)> {
+    pub fn get(&self, path: &str) -> Option<(u16, Value)> {
         self.agent.get(format!("{}{path}", self.base)).call().ok().map(answer)
     }
 
     /// Waits until it answers, ready or not.
-    fn await_status(&self, path: &str, status: u16) {
+    pub fn await_status(&self, path: &str, status: u16) {
         let start = Instant::now();
         while self.get(path).is_none_or(|(found, _)| found != status) {
             assert!(start.elapsed() < Duration::from_secs(30), "{path} never came to {status}");
@@ -349,6 +351,6 @@ fn the_closed_loop_learns() {
     assert!(closed > 0.25, "only {closed} of the gap between the best constant model and the oracle");
 }
 
-fn bytes(query: &Query) -> Vec<u8> {
+pub fn bytes(query: &Query) -> Vec<u8> {
     query.as_slice().iter().flat_map(|&x| (x as f32).to_le_bytes()).collect()
 }

@@ -148,6 +148,9 @@ impl Trouble {
     /// Notes an error of a client.
     pub fn note(&self, error: &KafkaError, reason: &str) {
         let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail);
+        if code == RDKafkaErrorCode::PartitionEOF {
+            return;
+        }
         *lock(&self.counts).entry(format!("{code:?}")).or_default() += 1;
         // That all brokers are down says less than why.
         if code != RDKafkaErrorCode::AllBrokersDown {
@@ -211,7 +214,8 @@ impl Cluster {
     /// A cluster that is not asked for anything yet. Fails where the client's settings are wrong.
     pub fn new(config: &KafkaConfig) -> Result<Self, Problem> {
         let mut client = ClientConfig::new();
-        client.set("client.id", "pointsman");
+        // A broker that comes back is noticed soon.
+        client.set("client.id", "pointsman").set("reconnect.backoff.max.ms", "1000");
         for (key, value) in config.client.iter() {
             match key.strip_suffix(".file") {
                 Some(name) => {

@@ -67,7 +67,7 @@ impl ProducerContext for Sent {
 
 impl EventTopics {
     /// Sends to the topics of queries and rewards, at most `queue_max` events at a time.
-    pub fn new(cluster: &Cluster, queue_max: usize, drain: Duration) -> Result<Self, Problem> {
+    pub fn new(cluster: &Cluster, queue_max: usize) -> Result<Self, Problem> {
         let outcomes = Arc::new(Outcomes::default());
         let mut settings = cluster.producer();
         // Ours is the bound; the client's is only not to be in the way.
@@ -81,7 +81,8 @@ impl EventTopics {
             accepting: Mutex::new(()),
             topics: [topics.queries.clone(), topics.rewards.clone()],
             lanes: cluster.config.lanes,
-            drain,
+            // Each message has this time, and a little for the answer.
+            drain: Duration::from_millis(cluster.config.delivery_timeout_ms + 1000),
         })
     }
 
@@ -113,8 +114,12 @@ impl EventTopics {
         Ok(())
     }
 
-    /// Waits until all that was accepted is delivered.
+    /// Waits until all that was accepted is delivered, or its time is up.
     pub fn drain(&self) -> Result<(), Problem> {
+        let waiting = self.producer.in_flight_count();
+        if waiting > 0 {
+            tracing::info!(waiting, "delivering the last events");
+        }
         self.producer.flush(self.drain).map_err(|error| failed("delivering the last events", &error))
     }
 }

@@ -178,7 +178,8 @@ impl Outlet for KafkaOutlet {
     }
 
     fn reached(&mut self, positions: &MergeState) {
-        let Some(reader) = self.reader.get() else { return };
+        // Who is not yet a member, or just then not, would be taken for an impostor of itself.
+        let Some(reader) = self.reader.get().filter(|reader| reader.is_assigned()) else { return };
         let mut offsets = TopicPartitionList::new();
         for (name, position) in &positions.positions {
             if let Some((topic, partition)) = parse(name) {

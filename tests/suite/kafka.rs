@@ -1,0 +1,534 @@
+//! The daemon and the sidecar on a real Kafka broker.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use pointsman::simulate::World;
+use pointsman::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
+use pointsman::simulate::queries::Shape;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::message::{Header, Headers, Message, OwnedHeaders, OwnedMessage};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use rdkafka::{Offset, TopicPartitionList};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::broker::{self, Broker};
+use crate::sidecar::{Client, Process, bytes, free_port};
+use crate::size::sized;
+
+const WAIT: Duration = Duration::from_secs(10);
+
+/// One test's directory, configuration and topics.
+struct Place {
+    dir: TempDir,
+    config: PathBuf,
+    brokers: String,
+    topics: BTreeMap<&'static str, String>,
+}
+
+impl Place {
+    /// With topics of its own, which are made.
+    fn new(brokers: &str, more: &str) -> Self {
+        let place = Self::without_topics(brokers, more);
+        place.ok(&["topics", "init"]);
+        place
+    }
+
+    fn without_topics(brokers: &str, more: &str) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let dir = tempfile::tempdir().unwrap();
+        let prefix = format!("t{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let names = ["queries", "rewards", "params", "dead_letters", "snapshots"];
+        let topics: BTreeMap<&str, String> = names.map(|name| (name, format!("{prefix}-{name}"))).into();
+        let config = dir.path().join("pointsman.toml");
+        let text = format!(
+            "{more}\n[store]\ndir = {store:?}\n[audit]\napplied_log = {audit:?}\n[transport]\nkind = \"kafka\"\n\
+             [transport.kafka]\nbrokers = {brokers:?}\ngroup = {prefix:?}\nidle_ms = 100\n\
+             [transport.kafka.create]\npartitions = 3\n[transport.kafka.topics]\n{names}",
+            store = dir.path().join("store"),
+            audit = dir.path().join("audit.jsonl"),
+            names = topics.iter().map(|(name, topic)| format!("{name} = {topic:?}\n")).collect::<String>(),
+        );
+        fs::write(&config, text).unwrap();
+        Self { dir, config, brokers: brokers.to_owned(), topics }
+    }
+
+    fn topic(&self, name: &str) -> &str {
+        &self.topics[name]
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+        command.args(arguments).arg("--config").arg(&self.config).output().unwrap()
+    }
+
+    fn ok(&self, arguments: &[&str]) -> Output {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        output
+    }
+
+    /// What a command that fails says; it must fail while running, not by its usage.
+    fn fails(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {text}");
+        text
+    }
+
+    fn learn_once(&self) -> Value {
+        serde_json::from_slice(&self.ok(&["learn", "--once", "--json"]).stdout).unwrap()
+    }
+
+    fn admin(&self) -> AdminClient<DefaultClientContext> {
+        ClientConfig::new().set("bootstrap.servers", &self.brokers).create().unwrap()
+    }
+
+    fn producer(&self) -> BaseProducer {
+        ClientConfig::new().set("bootstrap.servers", &self.brokers).create().unwrap()
+    }
+
+    fn send(&self, topic: &str, values: &[String]) {
+        let producer = self.producer();
+        for value in values {
+            producer.send(BaseRecord::<(), String>::to(self.topic(topic)).payload(value)).unwrap();
+        }
+        producer.flush(WAIT).unwrap();
+    }
+
+    /// All that a topic holds, read by a client of its own.
+    fn messages(&self, topic: &str) -> Vec<OwnedMessage> {
+        let mut settings = ClientConfig::new();
+        settings.set("bootstrap.servers", &self.brokers).set("group.id", "test").set("enable.partition.eof", "true");
+        settings.set("isolation.level", "read_committed").set("enable.auto.commit", "false");
+        let consumer: BaseConsumer = settings.create().unwrap();
+        let metadata = consumer.fetch_metadata(Some(self.topic(topic)), WAIT).unwrap();
+        let mut left: BTreeSet<i32> = metadata.topics()[0].partitions().iter().map(|p| p.id()).collect();
+        let mut all = TopicPartitionList::new();
+        for partition in &left {
+            all.add_partition_offset(self.topic(topic), *partition, Offset::Beginning).unwrap();
+        }
+        consumer.assign(&all).unwrap();
+        let mut messages = Vec::new();
+        while !left.is_empty() {
+            match consumer.poll(WAIT).expect("a topic ends") {
+                Ok(message) => messages.push(message.detach()),
+                Err(KafkaError::PartitionEOF(partition)) => drop(left.remove(&partition)),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        messages
+    }
+
+    /// Request ids of a topic's events.
+    fn ids(&self, topic: &str) -> Vec<String> {
+        let id = |message: &OwnedMessage| {
+            let event: Value = serde_json::from_slice(message.payload().unwrap()).unwrap();
+            event["request_id"].as_str().unwrap().to_owned()
+        };
+        self.messages(topic).iter().map(id).collect()
+    }
+
+    /// Requests that were learned from, as the audit log has them.
+    fn applied(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.dir.path().join("audit.jsonl")).unwrap_or_default();
+        let id = |line: &str| serde_json::from_str::<Value>(line).unwrap()["request_id"].as_str().unwrap().to_owned();
+        text.lines().map(id).collect()
+    }
+}
+
+const SMALL: &str =
+    "[learner]\ndim = 3\nmodels = [\"a\", \"b\"]\n[join]\nreorder_ms = 10\n[snapshot]\nevery_ms = 100\n";
+
+fn query(id: &str, ts_ms: i64) -> String {
+    let propensities = json!({"a": 0.5, "b": 0.5});
+    let event =
+        json!({"request_id": id, "ts_ms": ts_ms, "query": [1, 2, 3], "model": "a", "propensities": propensities});
+    event.to_string()
+}
+
+fn reward(id: &str, ts_ms: i64) -> String {
+    json!({"request_id": id, "ts_ms": ts_ms, "reward": 1}).to_string()
+}
+
+/// So many requests with their rewards, from `first` on.
+fn pairs(place: &Place, first: i64, number: i64) {
+    let of = |line: fn(&str, i64) -> String, after: i64| -> Vec<String> {
+        (first..first + number).map(|i| line(&format!("r{i}"), 1_700_000_000_000 + 10 * i + after)).collect()
+    };
+    place.send("queries", &of(query, 0));
+    place.send("rewards", &of(reward, 5));
+}
+
+/// A configuration with an address for one process.
+fn config_at(place: &Place, name: &str, port: u16) -> PathBuf {
+    let path = place.dir.path().join(format!("{name}.toml"));
+    let text = fs::read_to_string(&place.config).unwrap();
+    fs::write(&path, format!("{text}[http]\nlisten = \"127.0.0.1:{port}\"\n")).unwrap();
+    path
+}
+
+fn log_of(config: &Path) -> String {
+    fs::read_to_string(config.with_extension("log")).unwrap_or_default()
+}
+
+/// Route, Kafka, learn: over HTTP, with delayed and lost rewards, while the learner and the broker are killed.
+#[test]
+fn every_request_is_applied_exactly_once() {
+    if !broker::possible() {
+        return;
+    }
+    const DIM: usize = 64;
+    let (rounds, learner_kills, broker_kills) = (sized(6000, 50_000), sized(10, 100), sized(2, 10));
+    let mut kafka = Broker::start(&[]);
+    let models: Vec<String> = (1..=8).map(|m| format!("model-{m}")).collect();
+    let settings = format!(
+        "[learner]\ndim = {DIM}\nmodels = {models:?}\n[join]\nreorder_ms = 50\n[snapshot]\nevery_updates = 200\nevery_ms = 200\n"
+    );
+    let place = Place::new(kafka.address(), &settings);
+    let (learn_port, route_port) = (free_port(), free_port());
+    let learn_config = config_at(&place, "learn", learn_port);
+    let route_config = config_at(&place, "route", route_port);
+    let mut learn = Process::start(&learn_config, &["learn"]);
+    let route = Process::start(&route_config, &["route", "--serve-uniform"]);
+    let (client, learner) = (Client::new(route_port), Client::new(learn_port));
+    client.await_status("/ready", 200);
+    learner.await_status("/ready", 200);
+    let spec =
+        LogQuadraticSpec { dim: DIM, models: 8, intrinsic_rank: 2, signal: 0.3, shape: Shape::PowerLaw, seed: 3 };
+    let mut world = LogQuadratic::new(spec);
+    let mut luck = ChaCha8Rng::seed_from_u64(5);
+    let mut waiting: VecDeque<(String, f64)> = VecDeque::new();
+    let mut rewarded = BTreeSet::new();
+    let (mut policy, mut constants, mut oracle) = (0.0, [0.0; 8], 0.0);
+    // Kills come in the first three quarters, so that what was learned can be seen in the last.
+    let at = |kills: usize| -> BTreeSet<usize> { (1..=kills).map(|n| rounds * 3 / 4 * n / (kills + 1)).collect() };
+    let (learner_dies, broker_dies) = (at(learner_kills), at(broker_kills));
+    let mut killed = (0, 0);
+    for round in 0..rounds {
+        if learner_dies.contains(&round) {
+            learn.kill();
+            learn = Process::start(&learn_config, &["learn"]);
+            killed.0 += 1;
+        }
+        if broker_dies.contains(&round) {
+            kafka.kill();
+            kafka.restart();
+            killed.1 += 1;
+        }
+        if round == rounds * 3 / 4 {
+            // What was learned by then is to be seen in the rest.
+            let start = Instant::now();
+            let applied = || learner.get("/v1/status").and_then(|(_, status)| status["counts"]["applied"].as_u64());
+            while applied().is_none_or(|applied| applied < rewarded.len() as u64) {
+                assert!(start.elapsed() < Duration::from_secs(120), "{:?}\n{}", applied(), log_of(&learn_config));
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        let query = world.next_query();
+        let (status, decision) = client.post("/v1/route", "application/octet-stream", &bytes(&query));
+        assert_eq!(status, 200, "{decision}");
+        let expected = world.expected_rewards(&query);
+        if round >= rounds * 3 / 4 {
+            let of = |name: &str| decision["propensities"][name].as_f64().unwrap();
+            policy += models.iter().zip(&expected).map(|(name, r)| of(name) * r).sum::<f64>();
+            constants.iter_mut().zip(&expected).for_each(|(sum, r)| *sum += r);
+            oracle += expected.iter().fold(0.0_f64, |m, &r| m.max(r));
+        }
+        let chosen = models.iter().position(|name| decision["model"] == **name).unwrap();
+        let reward = f64::from(u8::from(luck.random::<f64>() < expected[chosen]));
+        if luck.random::<f64>() >= 0.1 {
+            waiting.push_back((decision["request_id"].as_str().unwrap().to_owned(), reward));
+        }
+        if waiting.len() > 100 {
+            let (request_id, reward) = waiting.pop_front().unwrap();
+            assert_eq!(client.json("/v1/rewards", &json!({"request_id": request_id, "reward": reward})).0, 202);
+            rewarded.insert(request_id);
+        }
+    }
+    route.terminate();
+    learn.terminate();
+    let summary = place.learn_once();
+    assert_eq!(
+        (summary["queries"].as_u64(), summary["rewards"].as_u64()),
+        (Some(rounds as u64), Some(rewarded.len() as u64))
+    );
+    assert_eq!(summary["applied"].as_u64(), Some(rewarded.len() as u64), "{summary}");
+    assert_eq!(summary["dead_letters"], json!(0));
+    // The topics themselves, read by another client.
+    let queries: BTreeSet<String> = place.ids("queries").into_iter().collect();
+    let rewards: BTreeSet<String> = place.ids("rewards").into_iter().collect();
+    assert_eq!((queries.len(), &rewards), (rounds, &rewarded));
+    let applied = place.applied();
+    let unique: BTreeSet<String> = applied.iter().cloned().collect();
+    assert_eq!((applied.len(), &unique), (rewarded.len(), &rewarded), "each exactly once");
+    // The newest parameters on the topic are those of the last state.
+    let newest = place.messages("params").pop().unwrap();
+    let params = pointsman::wire::params::decode(newest.payload().unwrap()).unwrap();
+    assert_eq!((newest.key(), Some(params.version)), (Some(&b"default"[..]), summary["version"].as_u64()));
+    let best = constants.iter().fold(0.0_f64, |m, &r| m.max(r));
+    let closed = (policy - best) / (oracle - best);
+    println!(
+        "{rounds} requests, learner killed {} times, broker {}: {} applied, each once; {:.1}% of the gap in the last quarter",
+        killed.0,
+        killed.1,
+        applied.len(),
+        100.0 * closed
+    );
+    assert!(closed > 0.2, "only {closed} of the gap between the best constant model and the oracle");
+}
+
+#[test]
+fn bad_events_become_dead_letters_with_their_place() {
+    let Some(brokers) = broker::shared() else { return };
+    let place = Place::new(brokers, SMALL);
+    let producer = place.producer();
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let with = |pairs: &[(&str, &str)]| {
+        pairs.iter().fold(OwnedHeaders::new(), |all, (key, value)| all.insert(Header { key, value: Some(*value) }))
+    };
+    let good = query("r1", 1_700_000_000_000);
+    let sent = [
+        ("{", with(&[("traceparent", trace)])),
+        (r#"{"request_id": "r2"}"#, with(&[])),
+        (good.as_str(), with(&[("content-type", "application/avro")])),
+        (good.as_str(), with(&[("content-type", "application/json; charset=utf-8")])),
+    ];
+    for (value, headers) in sent {
+        let record = BaseRecord::to(place.topic("queries")).key("k").payload(value).partition(1).headers(headers);
+        producer.send(record).unwrap();
+    }
+    // A message without a value, and one from the far future.
+    producer.send(BaseRecord::<str, str>::to(place.topic("rewards")).key("none").partition(0)).unwrap();
+    let future = reward("r1", 4_000_000_000_000);
+    producer.send(BaseRecord::<str, str>::to(place.topic("rewards")).payload(&future).partition(0)).unwrap();
+    producer.flush(WAIT).unwrap();
+    let summary = place.learn_once();
+    assert_eq!((&summary["queries"], &summary["rewards"], &summary["dead_letters"]), (&json!(4), &json!(2), &json!(5)));
+    let header = |message: &OwnedMessage, name: &str| {
+        let headers = message.headers().unwrap();
+        let found = headers.iter().find(|header| header.key == name);
+        found.and_then(|header| header.value).map(|value| String::from_utf8_lossy(value).into_owned())
+    };
+    let letters = place.messages("dead_letters");
+    let mut found: Vec<(String, String, String)> = letters
+        .iter()
+        .map(|letter| {
+            let of = |name: &str| header(letter, name).unwrap();
+            (of("reason"), format!("{}/{}", of("source"), of("partition")), of("offset"))
+        })
+        .collect();
+    found.sort();
+    let (queries, rewards) = (format!("{}/1", place.topic("queries")), format!("{}/0", place.topic("rewards")));
+    let expected = [
+        ("content-type", &queries, "2"),
+        ("future-time", &rewards, "1"),
+        ("missing-field", &queries, "1"),
+        ("not-json", &queries, "0"),
+        ("not-json", &rewards, "0"),
+    ];
+    let expected: Vec<(String, String, String)> =
+        expected.map(|(reason, log, offset)| (reason.to_owned(), log.clone(), offset.to_owned())).to_vec();
+    assert_eq!(found, expected);
+    let traced = letters.iter().find(|letter| header(letter, "traceparent").is_some()).unwrap();
+    assert_eq!((traced.payload(), header(traced, "traceparent").as_deref()), (Some(&b"{"[..]), Some(trace)));
+    assert_eq!(traced.key(), Some(&b"k"[..]));
+    assert_eq!(place.learn_once()["dead_letters"], json!(5), "a restart reads nothing again");
+}
+
+#[test]
+fn offsets_have_gaps_and_aborted_messages_are_not_read() {
+    let Some(brokers) = broker::shared() else { return };
+    let place = Place::new(brokers, SMALL);
+    let mut settings = ClientConfig::new();
+    let id = place.topic("queries");
+    let producer: BaseProducer =
+        settings.set("bootstrap.servers", brokers).set("transactional.id", id).create().unwrap();
+    producer.init_transactions(WAIT).unwrap();
+    for (n, commit) in [true, false, true, false].into_iter().enumerate() {
+        producer.begin_transaction().unwrap();
+        for i in 0..10 {
+            let (id, ts_ms) = (format!("r{n}-{i}"), 1_700_000_000_000 + 100 * n as i64 + i);
+            let (query, reward) = (query(&id, ts_ms), reward(&id, ts_ms + 5));
+            producer.send(BaseRecord::<str, str>::to(place.topic("queries")).payload(&query).partition(0)).unwrap();
+            producer.send(BaseRecord::<str, str>::to(place.topic("rewards")).payload(&reward).partition(2)).unwrap();
+        }
+        producer.flush(WAIT).unwrap();
+        if commit {
+            producer.commit_transaction(WAIT).unwrap()
+        } else {
+            producer.abort_transaction(WAIT).unwrap()
+        };
+    }
+    let summary = place.learn_once();
+    assert_eq!((&summary["queries"], &summary["applied"]), (&json!(20), &json!(20)));
+    assert_eq!(place.learn_once()["queries"], json!(20), "the end is behind the last marker");
+}
+
+#[test]
+fn what_is_wrong_has_a_name() {
+    let Some(brokers) = broker::shared() else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let says = |text: String, expected: &[&str]| {
+        for part in expected {
+            assert!(text.contains(part), "{part:?} is not in: {text}");
+        }
+    };
+    // No topics.
+    let place = Place::without_topics(brokers, SMALL);
+    says(place.fails(&["learn", "--once"]), &["there is no topic", "pointsman topics init"]);
+    says(place.fails(&["topics", "check"]), &["5 things are not as they should be"]);
+    // Retention has deleted what was not read.
+    let place = Place::new(brokers, SMALL);
+    pairs(&place, 0, 30);
+    assert_eq!(place.learn_once()["applied"], json!(30));
+    pairs(&place, 30, 30);
+    let mut all = TopicPartitionList::new();
+    for partition in 0..3 {
+        all.add_partition_offset(place.topic("queries"), partition, Offset::End).unwrap();
+    }
+    runtime.block_on(place.admin().delete_records(&all, &AdminOptions::new())).unwrap();
+    says(place.fails(&["learn", "--once"]), &["offsets lost", place.topic("queries"), "--accept-gap"]);
+    let output = place.ok(&["learn", "--once", "--json", "--accept-gap"]);
+    let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&summary["queries"], &summary["rewards"]), (&json!(30), &json!(60)));
+    let gaps = place.messages("dead_letters");
+    assert!(!gaps.is_empty() && gaps.iter().all(|gap| gap.payload().is_none_or(<[u8]>::is_empty)), "gaps are recorded");
+    // The topic is deleted and made again, with more messages than there were.
+    runtime.block_on(place.admin().delete_topics(&[place.topic("queries")], &AdminOptions::new())).unwrap();
+    let start = Instant::now();
+    while !place.run(&["topics", "init"]).status.success() {
+        assert!(start.elapsed() < Duration::from_secs(30), "the topic was not made again");
+    }
+    pairs(&place, 100, 90);
+    says(place.fails(&["learn", "--once"]), &["topic recreated", place.topic("queries"), "--accept-gap"]);
+    let output = place.ok(&["learn", "--once", "--json", "--accept-gap"]);
+    let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&summary["queries"], &summary["applied"]), (&json!(120), &json!(120)));
+    // Unequal partitions, where a lane is a pair of them.
+    let more = "[transport.kafka.create]\npartitions = 2\n";
+    let place = Place::new(brokers, SMALL);
+    runtime.block_on(place.admin().delete_topics(&[place.topic("rewards")], &AdminOptions::new())).unwrap();
+    let text = fs::read_to_string(&place.config).unwrap().replace("[transport.kafka.create]\npartitions = 3\n", more);
+    fs::write(&place.config, text).unwrap();
+    while !place.run(&["topics", "init"]).status.success() {
+        assert!(start.elapsed() < Duration::from_secs(60), "the topic was not made again");
+    }
+    let partition = ["--set", "transport.kafka.lanes=partition"];
+    says(place.fails(&["topics", "check", partition[0], partition[1]]), &["not as they should be"]);
+    says(
+        place.fails(&["learn", "--once", partition[0], partition[1]]),
+        &["has 3 partitions", "has 2", "lanes = \"one\""],
+    );
+    // Parameters that do not fit.
+    let large = ["--set", "learner.dim=768", "--set", "learner.rank=200"];
+    let text = place.fails(&[&["learn", "--once"][..], &large].concat());
+    says(text, &["oversized parameters", "max.message.bytes", "lower learner.rank to"]);
+    // Nobody there, and no such host.
+    let nobody = format!("transport.kafka.brokers=127.0.0.1:{}", free_port());
+    says(place.fails(&["learn", "--once", "--set", &nobody]), &["no broker of 127.0.0.1", "transport.kafka.brokers"]);
+    let text = place.fails(&["topics", "init", "--set", "transport.kafka.brokers=no-such-host.invalid:9092"]);
+    says(text, &["no broker of no-such-host.invalid:9092", "resolve"]);
+    // A setting that the client does not know.
+    let text = place.fails(&["topics", "init", "--set", "transport.kafka.client={\"no.such.setting\"=1}"]);
+    says(text, &["transport.kafka.client", "no.such.setting"]);
+}
+
+#[test]
+fn tls_and_passwords() {
+    if !broker::possible() {
+        return;
+    }
+    let tls = tempfile::tempdir().unwrap();
+    let kafka = Broker::start(&["--tls", tls.path().to_str().unwrap()]);
+    let place = Place::new(kafka.address(), SMALL);
+    pairs(&place, 0, 5);
+    let password = tls.path().join("password");
+    fs::write(&password, "secret\n").unwrap();
+    for mechanism in ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] {
+        let client = |password: &str| {
+            format!(
+                "transport.kafka.client={{\"security.protocol\"=\"SASL_SSL\",\"ssl.ca.location\"={ca:?},\
+                 \"sasl.mechanism\"=\"{mechanism}\",\"sasl.username\"=\"pointsman\",{password}}}",
+                ca = tls.path().join("ca.pem")
+            )
+        };
+        let brokers = format!("transport.kafka.brokers={}", kafka.sasl_address());
+        let common = ["--set", &brokers, "--set"];
+        let from_file = client(&format!("\"sasl.password.file\"={password:?}"));
+        place.ok(&[&["topics", "check"][..], &common, &[&from_file]].concat());
+        let good = client("\"sasl.password\"=\"secret\"");
+        let output = place.ok(&[&["learn", "--once", "--json"][..], &common, &[&good]].concat());
+        let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(summary["applied"], json!(5), "{mechanism}");
+        let shown = place.ok(&[&["check-config"][..], &common, &[&good]].concat());
+        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+        assert!(shown.contains("***") && !shown.contains("secret"), "{shown}");
+        let start = Instant::now();
+        let text = place.fails(&[&["learn"][..], &common, &[&client("\"sasl.password\"=\"wrong\"")]].concat());
+        assert!(text.contains("refuse the user or password") && !text.contains("wrong"), "{text}");
+        assert!(start.elapsed() < Duration::from_secs(30), "a wrong password is not tried for ever");
+    }
+}
+
+#[test]
+fn waits_for_the_broker_and_refuses_a_second_instance() {
+    if !broker::possible() {
+        return;
+    }
+    let mut kafka = Broker::start(&[]);
+    let place = Place::new(kafka.address(), SMALL);
+    kafka.kill();
+    let port = free_port();
+    let config = config_at(&place, "learn", port);
+    let learn = Process::start(&config, &["learn"]);
+    let client = Client::new(port);
+    client.await_status("/live", 200);
+    client.await_status("/ready", 503);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(client.get("/ready").unwrap().0, 503);
+    assert!(log_of(&config).contains("trying again"), "{}", log_of(&config));
+    kafka.restart();
+    let start = Instant::now();
+    while client.get("/ready").is_none_or(|(status, _)| status != 200) {
+        assert!(start.elapsed() < Duration::from_secs(30), "{}", log_of(&config));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Another one, with a store of its own, does not disturb it.
+    let other = format!("store.dir={}", place.dir.path().join("other").display());
+    let text = place.fails(&["learn", "--set", "http.listen=", "--set", &other]);
+    assert!(text.contains("another instance") && text.contains("transport.kafka.group"), "{text}");
+    pairs(&place, 0, 20);
+    let start = Instant::now();
+    let applied = || client.get("/v1/status").map(|(_, status)| status["counts"]["applied"].clone());
+    while applied() != Some(json!(20)) {
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}\n{}", client.get("/v1/status"), log_of(&config));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let metrics = client.get("/metrics").unwrap().1.as_str().unwrap().to_owned();
+    for line in ["pointsman_learner_applied_total 20", "pointsman_learner_rebalances_total", "pointsman_learner_lag{"] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+    learn.terminate();
+    // Lag monitors see how far it came.
+    let mut settings = ClientConfig::new();
+    let group = place.topic("queries").strip_suffix("-queries").unwrap();
+    settings.set("bootstrap.servers", kafka.address()).set("group.id", group);
+    let consumer: BaseConsumer = settings.create().unwrap();
+    let mut asked = TopicPartitionList::new();
+    asked.add_partition_range(place.topic("queries"), 0, 2);
+    let committed = consumer.committed_offsets(asked, WAIT).unwrap();
+    let sum: i64 = committed.elements().iter().filter_map(|element| element.offset().to_raw()).sum();
+    assert_eq!(sum, 20);
+}
