@@ -292,7 +292,7 @@ fn the_closed_loop_learns() {
         "[learner]\ndim = {DIM}\nmodels = {models:?}\n[join]\nreorder_ms = 20\n[snapshot]\nevery_updates = 200\nevery_ms = 100\n"
     );
     let config = write_config(dir.path(), port, &settings);
-    let mut learn = Process::start(&config, &["learn"]);
+    let mut learn = Process::start(&config, &["learn", "--set", "http.listen="]);
     let mut route = Process::start(&config, &["route", "--serve-uniform"]);
     let client = Client::new(port);
     client.await_status("/ready", 200);
@@ -311,7 +311,7 @@ fn the_closed_loop_learns() {
         }
         if round == rounds / 2 {
             learn.kill();
-            learn = Process::start(&config, &["learn"]);
+            learn = Process::start(&config, &["learn", "--set", "http.listen="]);
         }
         let query = world.next_query();
         let (status, decision) = client.post("/v1/route", "application/octet-stream", &bytes(&query));

@@ -58,6 +58,8 @@ impl Place {
         for (key, path) in places {
             command.arg("--set").arg(format!("{key}={}", path.display()));
         }
+        // Many run at a time: none of them listens.
+        command.args(["--set", "http.listen="]);
         for set in &self.set {
             command.args(["--set", set]);
         }
