@@ -18,6 +18,7 @@
 //! | `q` space 0 request id | a request that waits for its reward, or is remembered |
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -171,6 +172,37 @@ impl Counts {
     /// Reward events read.
     pub fn rewards(&self) -> u64 {
         self.rewards_dead + self.join.rewards.read
+    }
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.queries_dead += other.queries_dead;
+        self.rewards_dead += other.rewards_dead;
+        self.join += other.join;
+        self.applied += other.applied;
+    }
+}
+
+/// What several lanes have come to together.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Totals {
+    /// Their counts, added.
+    pub counts: Counts,
+    /// Mean of the rewards learned from.
+    pub mean_reward: f64,
+}
+
+impl Totals {
+    /// Of these lanes.
+    pub fn of<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> Self {
+        let (mut counts, mut rewards) = (Counts::default(), 0.0);
+        for engine in engines {
+            let of_lane = engine.counts();
+            rewards += engine.mean_reward() * of_lane.applied as f64;
+            counts += of_lane;
+        }
+        Self { counts, mean_reward: if counts.applied > 0 { rewards / counts.applied as f64 } else { 0.0 } }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::event::{Name, Query};
 use crate::hpg::spectra::Eigen;
 use crate::learner::Decision;
 use crate::router::{Compiled, DrawKey, Router};
-use crate::runner::{Places, Runner, Stepped};
+use crate::runner::{Places, Runner, Snapshots, Stepped};
 use crate::simulate::run::{Plan, Stack};
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
@@ -49,7 +49,7 @@ impl ClosedLoop {
         router.begin(Compiled::unlearned(space.clone(), spec.models, spec.dim, None));
         let params = ParamsDir::new(&dir.join("params"));
         let places = Places {
-            store: Some(StoreConfig { dir: dir.join("store"), kind: StoreKind::Redb }),
+            store: Some(Snapshots::open(&StoreConfig { dir: dir.join("store"), kind: StoreKind::Redb }, 1)?),
             audit: None,
             outlet: Box::new(Files {
                 dead_letters: Appender::new(&dir.join("dead-letters.jsonl")),

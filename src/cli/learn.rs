@@ -49,7 +49,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().context("cannot start")?;
     let outcome = runtime.block_on(serve(args, config, settings))?;
     if let Some(outcome) = outcome.filter(|_| args.json) {
-        println!("{}", summary::json(&outcome.engine, outcome.out_of_order));
+        println!("{}", summary::json(&outcome.engines, outcome.out_of_order));
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use crate::engine::{Applied, Engine, Side, SpaceView};
 use crate::event::Name;
 use crate::merge::MergeState;
 use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
-use crate::runner::{Places, Runner, Stepped};
+use crate::runner::{Places, Runner, Snapshots, Stepped};
 use crate::transport::append::Appender;
 use crate::transport::directory::{base_name, log_name};
 use crate::transport::file::{AtEnd, LogFile, fingerprint};
@@ -64,7 +64,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let outcome = replay(args, config, &settings)?;
     let report = args.report.as_deref().map(|directory| write_report(directory, &outcome)).transpose()?;
     if args.json {
-        println!("{}", summary::json(&outcome.engine, outcome.out_of_order));
+        println!("{}", summary::json(std::slice::from_ref(&outcome.engine), outcome.out_of_order));
     } else {
         println!("{}", summary::table(&outcome.engine, outcome.out_of_order).text());
         println!("state digest {}", outcome.engine.digest());
@@ -83,8 +83,9 @@ struct Outcome {
 
 fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<Outcome> {
     let bytes_read = Arc::new(AtomicU64::new(0));
+    let store = args.store.clone().map(|dir| StoreConfig { dir, ..config.store.clone() });
     let places = Places {
-        store: args.store.clone().map(|dir| StoreConfig { dir, ..config.store.clone() }),
+        store: store.map(|store| Snapshots::open(&store, config.snapshot.keep)).transpose()?,
         audit: config.audit.path(),
         outlet: Box::new(Files { dead_letters: Appender::new(&args.dead_letters), params: None }),
         published: Vec::new(),

@@ -26,6 +26,9 @@ pub struct Args {
     /// Directory of the store; without it store.dir
     #[arg(long, global = true, value_name = "DIR")]
     store: Option<PathBuf>,
+    /// Which lane, where the store has several (transport.kafka.lanes = "partition")
+    #[arg(long, global = true, value_name = "NAME")]
+    lane: Option<String>,
     #[command(subcommand)]
     command: Command,
 }
@@ -94,15 +97,37 @@ enum Command {
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let dir = args.store.as_deref().unwrap_or(&config.store.dir);
+    let place = Place { dir, lane: args.lane.as_deref() };
     match &args.command {
-        Command::List { json } => list(dir, *json)?,
-        Command::Show { generation, json } => show(dir, *generation, *json)?,
-        Command::Verify => verify(dir)?,
-        Command::Export { space, generation, out } => export(dir, &name(space)?, *generation, out)?,
-        Command::Import { space, from } => import(dir, config, name(space)?, from)?,
-        Command::Rollback { to } => rollback(dir, *to)?,
+        Command::List { json } => list(place, *json)?,
+        Command::Show { generation, json } => show(place, *generation, *json)?,
+        Command::Verify => verify(place)?,
+        Command::Export { space, generation, out } => export(place, &name(space)?, *generation, out)?,
+        Command::Import { space, from } => import(place, config, name(space)?, from)?,
+        Command::Rollback { to } => rollback(place, *to)?,
     }
     Ok(())
+}
+
+/// A store, and the lane of it that is asked for.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    dir: &'a Path,
+    lane: Option<&'a str>,
+}
+
+impl Place<'_> {
+    /// The lane that is asked for, or the only one; `None` if there is none.
+    fn choose(&self, archive: &DirArchive) -> anyhow::Result<Option<String>> {
+        let lanes = archive.lanes()?;
+        match (self.lane, &lanes[..]) {
+            (Some(lane), _) if lanes.iter().any(|known| known == lane) => Ok(Some(lane.to_owned())),
+            (Some(lane), _) => Err(anyhow!("there is no lane {lane}; there are {}", lanes.join(", "))),
+            (None, []) => Ok(None),
+            (None, [lane]) => Ok(Some(lane.clone())),
+            (None, _) => Err(anyhow!("the store has several lanes, choose one with --lane: {}", lanes.join(", "))),
+        }
+    }
 }
 
 /// A snapshot, made into an engine again.
@@ -124,7 +149,7 @@ impl Opened {
     }
 
     fn json(&self) -> Value {
-        let mut value = summary::json(&self.engine, self.head.merge.out_of_order);
+        let mut value = summary::json(std::slice::from_ref(&self.engine), self.head.merge.out_of_order);
         let more = json!({
             "lane": self.lane,
             "generation": self.generation,
@@ -143,10 +168,10 @@ impl Opened {
 /// The generations never change here but by `rollback` and `import`: none is to be dropped.
 const KEEP_ALL: usize = usize::MAX;
 
-fn open(dir: &Path) -> anyhow::Result<(DirArchive, String)> {
-    let archive = store::open_existing(dir, KEEP_ALL)?;
-    let lane = archive.lanes()?.into_iter().next();
-    let lane = lane.ok_or_else(|| anyhow!("the store {} has no snapshot yet", dir.display()))?;
+fn open(place: Place<'_>) -> anyhow::Result<(DirArchive, String)> {
+    let archive = store::open_existing(place.dir, KEEP_ALL)?;
+    let lane = place.choose(&archive)?;
+    let lane = lane.ok_or_else(|| anyhow!("the store {} has no snapshot yet", place.dir.display()))?;
     Ok((archive, lane))
 }
 
@@ -172,8 +197,8 @@ fn whole(newest: Option<Snapshot>, damaged: &[DamagedSnapshot]) -> anyhow::Resul
     newest.ok_or_else(|| anyhow!("no snapshot is whole"))
 }
 
-fn list(dir: &Path, json: bool) -> anyhow::Result<()> {
-    let (archive, lane) = open(dir)?;
+fn list(place: Place<'_>, json: bool) -> anyhow::Result<()> {
+    let (archive, lane) = open(place)?;
     let mut rows = Vec::new();
     let mut values = Vec::new();
     for generation in archive.generations(&lane)? {
@@ -219,8 +244,8 @@ fn list(dir: &Path, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn show(dir: &Path, generation: Option<u64>, json: bool) -> anyhow::Result<()> {
-    let (archive, lane) = open(dir)?;
+fn show(place: Place<'_>, generation: Option<u64>, json: bool) -> anyhow::Result<()> {
+    let (archive, lane) = open(place)?;
     let opened = read(&archive, &lane, generation)?;
     if json {
         println!("{}", opened.json());
@@ -242,8 +267,8 @@ fn show(dir: &Path, generation: Option<u64>, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn verify(dir: &Path) -> anyhow::Result<()> {
-    let (archive, lane) = open(dir)?;
+fn verify(place: Place<'_>) -> anyhow::Result<()> {
+    let (archive, lane) = open(place)?;
     let generations = archive.generations(&lane)?;
     let mut damaged = 0;
     for &generation in &generations {
@@ -258,8 +283,8 @@ fn verify(dir: &Path) -> anyhow::Result<()> {
     if damaged > 0 { Err(anyhow!("{damaged} of {} generations are damaged", generations.len())) } else { Ok(()) }
 }
 
-fn export(dir: &Path, space: &Name, generation: Option<u64>, out: &Path) -> anyhow::Result<()> {
-    let (archive, lane) = open(dir)?;
+fn export(place: Place<'_>, space: &Name, generation: Option<u64>, out: &Path) -> anyhow::Result<()> {
+    let (archive, lane) = open(place)?;
     let opened = read(&archive, &lane, generation)?;
     let view = opened.engine.spaces().find(|view| view.name == *space);
     let view = view.ok_or_else(|| anyhow!("there is no space {space} in the snapshot"))?;
@@ -270,11 +295,11 @@ fn export(dir: &Path, space: &Name, generation: Option<u64>, out: &Path) -> anyh
     Ok(())
 }
 
-fn import(dir: &Path, config: &Config, space: Name, from: &Path) -> anyhow::Result<()> {
+fn import(place: Place<'_>, config: &Config, space: Name, from: &Path) -> anyhow::Result<()> {
     let bytes = std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
     let export = export::decode(&bytes).with_context(|| format!("cannot read {}", from.display()))?;
-    let mut archive = store::open(dir, config.store.kind, KEEP_ALL)?;
-    let lane = archive.lanes()?.into_iter().next();
+    let mut archive = store::open(place.dir, config.store.kind, KEEP_ALL)?;
+    let lane = place.choose(&archive)?;
     let (lane, mut head, mut engine) = match lane {
         Some(lane) => {
             // What is damaged must not get into the next generation.
@@ -286,7 +311,7 @@ fn import(dir: &Path, config: &Config, space: Name, from: &Path) -> anyhow::Resu
             let settings = config.check()?;
             let configuration = crate::snapshot::fingerprint(&settings);
             let head = LaneHead { configuration, ..LaneHead::default() };
-            (crate::runner::ONE_LANE.to_owned(), head, Engine::new(settings))
+            (store::ONE_LANE.to_owned(), head, Engine::new(settings))
         }
     };
     engine
@@ -295,26 +320,26 @@ fn import(dir: &Path, config: &Config, space: Name, from: &Path) -> anyhow::Resu
     head.epoch += 1;
     head.publications.remove(&space);
     let generation = archive.commit(&lane, &head.seal(), engine.take_changes())?;
-    note(dir, &lane, generation)?;
+    note(place.dir, &lane, generation)?;
     println!("space {space} starts from {}: generation {generation}, epoch {}", from.display(), head.epoch);
     Ok(())
 }
 
-fn rollback(dir: &Path, to: u64) -> anyhow::Result<()> {
-    let (mut archive, lane) = open(dir)?;
+fn rollback(place: Place<'_>, to: u64) -> anyhow::Result<()> {
+    let (mut archive, lane) = open(place)?;
     let Opened { mut head, .. } = read(&archive, &lane, Some(to))?;
     let newest = archive.newest(&lane)?.0.map(|snapshot| LaneHead::open(&snapshot.head)).transpose()?;
     head.epoch = newest.map_or(head.epoch, |newest| newest.epoch.max(head.epoch)) + 1;
     archive.rewind(&lane, to)?;
     let generation = archive.commit(&lane, &head.seal(), Vec::new())?;
-    note(dir, &lane, generation)?;
+    note(place.dir, &lane, generation)?;
     println!("generation {generation} is generation {to} again, in epoch {}", head.epoch);
     Ok(())
 }
 
 /// So that the learner does not take what was given up for lost.
 fn note(dir: &Path, lane: &str, generation: u64) -> anyhow::Result<()> {
-    Witness::new(dir).note(lane, generation).context("cannot note the snapshot beside its store")
+    Witness::new(dir, lane).note(generation).context("cannot note the snapshot beside its store")
 }
 
 fn name(space: &str) -> Result<Name, Failure> {

@@ -1,16 +1,17 @@
 //! What an engine has come to: counts, mean reward, digest.
 
 use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_128;
 
-use crate::engine::{Counts, Engine, SpaceView};
+use crate::engine::{Counts, Engine, SpaceView, Totals};
 use crate::report::{Column, Table};
 
-/// As one JSON object.
-pub fn json(engine: &Engine, out_of_order: u64) -> Value {
-    let counts = engine.counts();
+/// As one JSON object; of several lanes what they come to together.
+pub fn json(engines: &[Engine], out_of_order: u64) -> Value {
+    let Totals { counts, mean_reward } = Totals::of(engines);
     let Counts { join, applied, .. } = counts;
     let (q, r) = (join.queries, join.rewards);
-    let spaces: Vec<SpaceView> = engine.spaces().collect();
+    let spaces: Vec<SpaceView> = engines.iter().flat_map(Engine::spaces).collect();
     let space = |view: &SpaceView| {
         let value = json!({
             "version": view.version,
@@ -36,11 +37,22 @@ pub fn json(engine: &Engine, out_of_order: u64) -> Value {
         "rewards_dead": counts.rewards_dead,
         "pending": q.pending + r.pending,
         "out_of_order": out_of_order,
-        "mean_reward": engine.mean_reward(),
+        "mean_reward": mean_reward,
         "version": spaces.iter().map(|view| view.version).sum::<u64>(),
         "spaces": spaces.iter().map(space).collect::<serde_json::Map<_, _>>(),
-        "state_digest": engine.digest(),
+        "state_digest": digest(engines),
     })
+}
+
+/// The digest of a lane; of several a digest of theirs, in their order.
+fn digest(engines: &[Engine]) -> String {
+    match engines {
+        [engine] => engine.digest(),
+        engines => {
+            let all: String = engines.iter().map(Engine::digest).collect();
+            format!("{:032x}", xxh3_128(all.as_bytes()))
+        }
+    }
 }
 
 /// As a table.

@@ -23,7 +23,8 @@ use tokio::net::TcpListener;
 
 use super::{Problem, check_token};
 use crate::config::Secret;
-use crate::engine::{Counts, Engine};
+use crate::engine::{Counts, Engine, Totals};
+use crate::event::Name;
 
 /// What the engine's thread tells, and others ask for.
 #[derive(Default)]
@@ -52,16 +53,15 @@ pub struct News {
 }
 
 impl News {
-    /// What the engine tells.
-    pub fn of(engine: &Engine, out_of_order: u64) -> Self {
-        let version = |name: &crate::event::Name| Some((name.to_string(), engine.version(name)?));
-        Self {
-            counts: engine.counts(),
-            mean_reward: engine.mean_reward(),
-            out_of_order,
-            spaces: engine.names().filter_map(version).collect(),
-            ..Self::default()
+    /// What the engines of all lanes tell.
+    pub fn of<'a>(engines: impl IntoIterator<Item = &'a Engine> + Clone, out_of_order: u64) -> Self {
+        let Totals { counts, mean_reward } = Totals::of(engines.clone());
+        let mut spaces = BTreeMap::new();
+        for engine in engines {
+            let version = |name: &Name| Some((name.to_string(), engine.version(name)?));
+            spaces.extend(engine.names().filter_map(version));
         }
+        Self { counts, mean_reward, out_of_order, spaces, ..Self::default() }
     }
 }
 

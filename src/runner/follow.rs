@@ -1,18 +1,21 @@
 //! The daemon's loop: events as they come, on either transport.
 
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::iter::once;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tokio::runtime::Handle;
 
-use super::{DEAD_LETTERS_BYTES, Places, Runner, Stepped};
-use crate::config::{Config, Lanes, Settings, TransportKind};
-use crate::engine::Engine;
+use super::{DEAD_LETTERS_BYTES, Places, Runner, Snapshots, Stepped};
+use crate::config::{Config, Lanes as LanesConfig, Settings, TransportKind};
+use crate::engine::{Engine, Totals};
 use crate::http::learner::{News, Status};
-use crate::store;
+use crate::merge::MergeState;
+use crate::router::Params;
+use crate::store::{self, ONE_LANE};
 use crate::transport::Log;
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
@@ -46,8 +49,8 @@ pub struct Run<'a> {
 
 /// What a run came to.
 pub struct Outcome {
-    /// The engine.
-    pub engine: Engine,
+    /// The engine of each lane.
+    pub engines: Vec<Engine>,
     /// Events that were further out of order than the window.
     pub out_of_order: u64,
 }
@@ -84,8 +87,8 @@ impl Run<'_> {
         let params = ParamsDir::new(&file.dir.join("params"));
         let published = params.published();
         let outlet = Box::new(Files { dead_letters, params: Some(params) });
-        let places =
-            Places { store: Some(self.config.store.clone()), audit: self.config.audit.path(), outlet, published };
+        let store = Some(Snapshots::open(&self.config.store, self.config.snapshot.keep)?);
+        let places = Places { store, audit: self.config.audit.path(), outlet, published };
         let (mut runner, state) = Runner::open(self.settings, &self.config.snapshot, places)?;
         let parser = Arc::new(Parser::new(self.settings));
         let mut directory = Directory::new(&file.dir, parser, at_end, state.positions.clone());
@@ -104,16 +107,16 @@ impl Run<'_> {
                 scanned = Instant::now();
             }
             match runner.step()? {
-                Stepped::Event(_) => teller.event(&runner, |_| ()),
+                Stepped::Event(_) => teller.events(once(&runner), 1, |_| ()),
                 Stepped::End if self.once => break,
                 Stepped::Wait | Stepped::End => {
                     runner.snapshot_if_due()?;
-                    teller.tell(&runner, |_| ());
+                    teller.tell(once(&runner), |_| ());
                     std::thread::sleep(poll);
                 }
             }
         }
-        finish(runner)
+        finish(vec![runner])
     }
 
     fn follow_topics(&self) -> anyhow::Result<Option<Outcome>> {
@@ -124,90 +127,194 @@ impl Run<'_> {
         } else if !cluster.await_reach(|| self.goes_on())? {
             return Ok(None);
         }
-        topics::check_partitions(&cluster)?;
-        anyhow::ensure!(kafka.lanes == Lanes::One, "transport.kafka.lanes = \"partition\" is not there yet");
-        let message_bytes = self.runtime.block_on(topics::check_params(&cluster, self.settings))?;
-        let letter_bytes = self.settings.events.bytes_max;
-        let reader_slot = Arc::new(OnceLock::new());
-        let outlet = KafkaOutlet::new(&cluster, message_bytes, letter_bytes)?.telling(reader_slot.clone());
-        let places = Places {
-            store: Some(self.config.store.clone()),
-            audit: self.config.audit.path(),
-            outlet: Box::new(outlet),
-            published: ParamsTopic::open(&cluster)?.newest()?,
-        };
-        let (mut runner, mut state) = Runner::open(self.settings, &self.config.snapshot, places)?;
-        let (places, gaps) = positions::resolve(&cluster, &state, self.accept_gap)?;
-        if !gaps.is_empty() {
-            KafkaOutlet::new(&cluster, message_bytes, letter_bytes)?.note_gaps(&gaps)?;
-        }
+        let mut lanes = self.open_lanes(&cluster)?;
         let instance = store::instance(&self.config.store.dir).context("cannot name this instance in its store")?;
-        if !self.once {
-            check_alone(&cluster, &instance)?;
-        }
-        state.positions = places.iter().map(|place| (place.name.clone(), place.position.clone())).collect();
-        runner.begin(state)?;
-        let membership = if self.once { Membership::Alone } else { Membership::Group { instance } };
-        let parser = Arc::new(Parser::new(self.settings));
-        let idle = Ending::Follow { idle: Duration::from_millis(kafka.idle_ms) };
-        let mut ends = Vec::new();
-        if self.once {
-            for place in &places {
-                ends.push(cluster.watermarks(&place.topic, place.partition)?.1);
-            }
-        }
-        let ending = |i: usize| ends.get(i).map_or(idle, |end| Ending::Until(*end));
-        let (reader, logs) = Reader::start(&cluster, parser, &places, &membership, ending)?;
-        let _ = reader_slot.set(reader.clone());
-        let mut all = Vec::new();
-        for (place, log) in logs {
-            all.push(runner.merge.add(place.name, log, Some(place.position), None));
-        }
-        tracing::info!(brokers = kafka.brokers, partitions = all.len(), once = self.once, "learning");
+        let (reader, idle) = self.begin_lanes(&cluster, &instance, &mut lanes)?;
+        tracing::info!(brokers = kafka.brokers, lanes = lanes.all.len(), once = self.once, "learning");
         let tell = |news: &mut News| {
             news.lags = reader.lags();
             news.rebalances = reader.rebalances();
             news.broker_errors = cluster.trouble.counts();
         };
-        let (mut teller, mut events) = (Teller::new(self.status), 0_u64);
+        let mut teller = Teller::new(self.status);
         while self.goes_on() {
-            match runner.step()? {
-                Stepped::Event(_) => {
-                    teller.event(&runner, tell);
-                    events += 1;
-                    if events.is_multiple_of(LOOK_EVERY) {
-                        reader.wait(&mut runner.merge, &all, Duration::ZERO);
-                    }
-                }
-                Stepped::End if self.once => break,
-                Stepped::Wait | Stepped::End => {
-                    runner.snapshot_if_due()?;
-                    self.status.set_ready(reader.is_assigned());
-                    teller.tell(&runner, tell);
-                    for (place, log) in reader.added(idle) {
-                        all.push(add_partition(&cluster, &mut runner, place, log)?);
-                    }
-                    reader.wait(&mut runner.merge, &all, Duration::from_millis(20));
-                }
+            let (mut events, mut ended) = (0, true);
+            for lane in &mut lanes.all {
+                let (taken, last) = lane.step()?;
+                events += taken;
+                ended &= last == Some(Stepped::End);
+            }
+            if events > 0 {
+                teller.events(lanes.runners(), events, tell);
+                lanes.wake(reader.wait(Duration::ZERO));
+                continue;
+            }
+            if ended && self.once {
+                break;
+            }
+            for lane in &mut lanes.all {
+                lane.runner.snapshot_if_due()?;
+            }
+            self.status.set_ready(reader.is_assigned());
+            teller.tell(lanes.runners(), tell);
+            for (place, log) in reader.added(idle) {
+                lanes.add(&cluster, place, log)?;
+            }
+            lanes.wake(reader.wait(Duration::from_millis(20)));
+        }
+        finish(lanes.all.into_iter().map(|lane| lane.runner).collect()).map(Some)
+    }
+
+    /// Every lane as its snapshot has it, or new.
+    fn open_lanes(&self, cluster: &Cluster) -> anyhow::Result<Lanes> {
+        let (partitions, _) = topics::check_partitions(cluster)?;
+        let message_bytes = self.runtime.block_on(topics::check_params(cluster, self.settings))?;
+        let letter_bytes = self.settings.events.bytes_max;
+        let reader = Arc::new(OnceLock::new());
+        let outlet = KafkaOutlet::new(cluster, message_bytes, letter_bytes)?.telling(reader.clone());
+        let outlet = Arc::new(Mutex::new(outlet));
+        let published = ParamsTopic::open(cluster)?.newest()?;
+        let store = Snapshots::open(&self.config.store, self.config.snapshot.keep)?;
+        let by_partition = cluster.config.lanes == LanesConfig::Partition;
+        let keys: Vec<Option<i32>> = if by_partition { (0..partitions as i32).map(Some).collect() } else { vec![None] };
+        let names: Vec<String> = keys.iter().map(|key| lane_name(*key)).collect();
+        if let Some(other) = store.archive().lanes()?.into_iter().find(|lane| !names.contains(lane)) {
+            return Err(Problem::OtherLanes(other).into());
+        }
+        let (mut all, mut state) = (Vec::new(), MergeState::default());
+        for (key, name) in keys.into_iter().zip(names) {
+            let of_lane =
+                |params: &&Params| key.is_none_or(|key| topics::partition_of(&params.space, partitions) == key);
+            let places = Places {
+                store: Some(store.of_lane(&name)),
+                audit: self.config.audit.path().map(|path| lane_path(&path, key)),
+                outlet: Box::new(outlet.clone()),
+                published: published.iter().filter(of_lane).cloned().collect(),
+            };
+            let (runner, begun) = Runner::open(self.settings, &self.config.snapshot, places)?;
+            state.positions.extend(begun.positions.clone());
+            all.push(Lane { key, runner, state: begun, logs: Vec::new() });
+        }
+        let (places, gaps) = positions::resolve(cluster, &state, self.accept_gap)?;
+        lock(&outlet).note_gaps(&gaps)?;
+        Ok(Lanes { all, places, reader })
+    }
+
+    /// Takes every lane's first snapshot, and begins to read.
+    fn begin_lanes(
+        &self,
+        cluster: &Cluster,
+        instance: &str,
+        lanes: &mut Lanes,
+    ) -> anyhow::Result<(Arc<Reader>, Ending)> {
+        let kafka = &cluster.config;
+        if !self.once {
+            check_alone(cluster, instance)?;
+        }
+        for lane in &mut lanes.all {
+            let mine = lanes.places.iter().filter(|place| lane.has(place.partition));
+            lane.state.positions = mine.map(|place| (place.name.clone(), place.position.clone())).collect();
+            lane.runner.begin(lane.state.clone())?;
+        }
+        let idle = Ending::Follow { idle: Duration::from_millis(kafka.idle_ms) };
+        let mut ends = Vec::new();
+        if self.once {
+            for place in &lanes.places {
+                ends.push(cluster.watermarks(&place.topic, place.partition)?.1);
             }
         }
-        finish(runner).map(Some)
+        let membership =
+            if self.once { Membership::Alone } else { Membership::Group { instance: instance.to_owned() } };
+        let parser = Arc::new(Parser::new(self.settings));
+        let ending = |i: usize| ends.get(i).map_or(idle, |end| Ending::Until(*end));
+        let (reader, logs) = Reader::start(cluster, parser, &lanes.places, &membership, ending)?;
+        let _ = lanes.reader.set(reader.clone());
+        for (place, log) in logs {
+            lanes.merge(place, log);
+        }
+        Ok((reader, idle))
     }
 }
 
-/// A partition that turned up while others were read.
-fn add_partition(
-    cluster: &Cluster,
-    runner: &mut Runner<Partition>,
-    place: Place,
-    log: Partition,
-) -> Result<usize, Problem> {
-    let ids = cluster.topic_ids(&[&place.topic])?;
-    let name = positions::name(&place.topic, &ids, place.partition);
-    Ok(runner.merge.add(name, log, Some(place.position), None))
+/// What is owned as a whole: all partitions, or a pair of them.
+struct Lane {
+    /// The number of the pair.
+    key: Option<i32>,
+    runner: Runner<Partition>,
+    state: MergeState,
+    /// Its logs in the merge.
+    logs: Vec<usize>,
 }
 
-/// One lane has one reader: whoever comes second must not disturb the first.
+impl Lane {
+    fn has(&self, partition: i32) -> bool {
+        self.key.is_none_or(|key| key == partition)
+    }
+
+    /// Takes some events: how many, and what came after the last, unless there are more.
+    fn step(&mut self) -> anyhow::Result<(u64, Option<Stepped>)> {
+        for taken in 0..LOOK_EVERY {
+            let stepped = self.runner.step()?;
+            if !matches!(stepped, Stepped::Event(_)) {
+                return Ok((taken, Some(stepped)));
+            }
+        }
+        Ok((LOOK_EVERY, None))
+    }
+}
+
+/// All lanes, with the partitions that they read.
+struct Lanes {
+    all: Vec<Lane>,
+    places: Vec<Place>,
+    reader: Arc<OnceLock<Arc<Reader>>>,
+}
+
+impl Lanes {
+    fn runners(&self) -> impl Iterator<Item = &Runner<Partition>> + Clone {
+        self.all.iter().map(|lane| &lane.runner)
+    }
+
+    fn wake(&mut self, news: bool) {
+        if news {
+            for lane in &mut self.all {
+                lane.logs.iter().for_each(|log| lane.runner.merge.wake(*log));
+            }
+        }
+    }
+
+    fn merge(&mut self, place: Place, log: Partition) {
+        if let Some(lane) = self.all.iter_mut().find(|lane| lane.has(place.partition)) {
+            lane.logs.push(lane.runner.merge.add(place.name, log, Some(place.position), None));
+        }
+    }
+
+    /// A partition that turned up while others were read.
+    fn add(&mut self, cluster: &Cluster, mut place: Place, log: Partition) -> Result<(), Problem> {
+        if cluster.config.lanes == LanesConfig::Partition {
+            return Err(Problem::MorePartitions(place.topic));
+        }
+        let ids = cluster.topic_ids(&[&place.topic])?;
+        place.name = positions::name(&place.topic, &ids, place.partition);
+        self.merge(place, log);
+        Ok(())
+    }
+}
+
+/// The name of a lane in the store.
+fn lane_name(key: Option<i32>) -> String {
+    key.map_or_else(|| ONE_LANE.to_owned(), |key| format!("partition-{key}"))
+}
+
+/// A file that every lane has for itself.
+fn lane_path(path: &Path, key: Option<i32>) -> PathBuf {
+    let Some(key) = key else { return path.to_owned() };
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = path.extension().map(|extension| format!(".{}", extension.to_string_lossy())).unwrap_or_default();
+    path.with_file_name(format!("{stem}-partition-{key}{extension}"))
+}
+
+/// Lanes have one reader: whoever comes second must not disturb the first.
 fn check_alone(cluster: &Cluster, instance: &str) -> Result<(), Problem> {
     match cluster.members()?.into_iter().find(|(client, _)| client != instance) {
         Some((client, host)) => Err(Problem::AnotherInstance(format!("{client} at {host}"))),
@@ -215,11 +322,13 @@ fn check_alone(cluster: &Cluster, instance: &str) -> Result<(), Problem> {
     }
 }
 
-fn finish<S: Log>(mut runner: Runner<S>) -> anyhow::Result<Outcome> {
-    runner.finish()?;
-    let counts = runner.engine.counts();
+fn finish<S: Log>(mut runners: Vec<Runner<S>>) -> anyhow::Result<Outcome> {
+    runners.iter_mut().try_for_each(Runner::finish)?;
+    let out_of_order = runners.iter().map(|runner| runner.merge.out_of_order()).sum();
+    let engines: Vec<Engine> = runners.into_iter().map(|runner| runner.engine).collect();
+    let counts = Totals::of(&engines).counts;
     tracing::info!(queries = counts.queries(), rewards = counts.rewards(), applied = counts.applied, "stopped");
-    Ok(Outcome { out_of_order: runner.merge.out_of_order(), engine: runner.engine })
+    Ok(Outcome { engines, out_of_order })
 }
 
 /// Tells how it goes: to the log now and then, and to those who ask.
@@ -235,32 +344,47 @@ impl<'a> Teller<'a> {
         Self { status, since: Instant::now(), told: Instant::now(), events: 0 }
     }
 
-    fn event<S: Log>(&mut self, runner: &Runner<S>, more: impl Fn(&mut News)) {
-        self.events += 1;
-        if !self.events.is_multiple_of(LOOK_EVERY) {
+    fn events<'r, S: Log + 'r>(
+        &mut self,
+        runners: impl Iterator<Item = &'r Runner<S>> + Clone,
+        number: u64,
+        more: impl Fn(&mut News),
+    ) {
+        let before = self.events;
+        self.events += number;
+        if before / LOOK_EVERY == self.events / LOOK_EVERY {
             return;
         }
-        self.tell(runner, more);
+        self.tell(runners.clone(), more);
         if self.since.elapsed() >= NEWS_EVERY {
-            let counts = runner.engine.counts();
+            let totals = Totals::of(runners.map(|runner| &runner.engine));
             let rate = self.events as f64 / self.since.elapsed().as_secs_f64();
             tracing::info!(
                 events_per_s = rate.round(),
-                applied = counts.applied,
-                pending = counts.join.queries.pending,
-                mean_reward = runner.engine.mean_reward(),
+                applied = totals.counts.applied,
+                pending = totals.counts.join.queries.pending,
+                mean_reward = totals.mean_reward,
                 "learning"
             );
             (self.since, self.events) = (Instant::now(), 0);
         }
     }
 
-    fn tell<S: Log>(&mut self, runner: &Runner<S>, more: impl Fn(&mut News)) {
+    fn tell<'r, S: Log + 'r>(
+        &mut self,
+        runners: impl Iterator<Item = &'r Runner<S>> + Clone,
+        more: impl Fn(&mut News),
+    ) {
         if self.told.elapsed() >= STATUS_EVERY {
-            let mut news = News::of(&runner.engine, runner.merge.out_of_order());
+            let out_of_order = runners.clone().map(|runner| runner.merge.out_of_order()).sum();
+            let mut news = News::of(runners.map(|runner| &runner.engine), out_of_order);
             more(&mut news);
             self.status.tell(news);
             self.told = Instant::now();
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

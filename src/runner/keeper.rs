@@ -4,16 +4,19 @@
 //! in the one order that a crash cannot turn into a lie: lines, then the snapshot that counts them, then the parameters
 //! that it justifies.
 
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, anyhow};
 
+use crate::config::StoreConfig;
 use crate::event::Name;
 use crate::failpoint;
 use crate::merge::MergeState;
 use crate::store::archive::Change;
-use crate::store::{DirArchive, Witness};
+use crate::store::{self, DirArchive, ONE_LANE, StoreError, Witness};
 use crate::transport::append::Appender;
 use crate::transport::{Letter, Outlet};
 
@@ -29,12 +32,37 @@ pub struct Outlets {
 
 /// Where the snapshots of a lane go.
 pub struct Snapshots {
-    /// The store.
-    pub archive: DirArchive,
+    /// The store, which lanes share.
+    pub archive: Arc<Mutex<DirArchive>>,
+    /// Its directory.
+    pub dir: PathBuf,
     /// The lane.
     pub lane: String,
     /// What remembers how far it had come.
     pub witness: Witness,
+}
+
+impl Snapshots {
+    /// The one lane of a store.
+    pub fn open(store: &StoreConfig, keep: usize) -> Result<Self, StoreError> {
+        let archive = Arc::new(Mutex::new(store::open(&store.dir, store.kind, keep)?));
+        Ok(Self::new(archive, &store.dir, ONE_LANE))
+    }
+
+    fn new(archive: Arc<Mutex<DirArchive>>, dir: &Path, lane: &str) -> Self {
+        Self { archive, dir: dir.to_owned(), lane: lane.to_owned(), witness: Witness::new(dir, lane) }
+    }
+
+    /// Another lane of the same store.
+    pub fn of_lane(&self, lane: &str) -> Self {
+        Self::new(self.archive.clone(), &self.dir, lane)
+    }
+
+    /// The store.
+    pub fn archive(&self) -> MutexGuard<'_, DirArchive> {
+        // A commit is atomic in the store: whoever panicked left it whole.
+        self.archive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What is to be made durable together.
@@ -102,9 +130,9 @@ impl Outlets {
         }
         if let (Some(snapshots), Some((head, changes))) = (&mut self.snapshots, work.snapshot) {
             failpoint::reach("before-persist");
-            let generation = snapshots.archive.commit(&snapshots.lane, &head, changes)?;
+            let generation = snapshots.archive().commit(&snapshots.lane, &head, changes)?;
             failpoint::reach("after-persist");
-            snapshots.witness.note(&snapshots.lane, generation).context("cannot note the snapshot beside its store")?;
+            snapshots.witness.note(generation).context("cannot note the snapshot beside its store")?;
             tracing::debug!(generation, "snapshot");
         }
         if !work.params.is_empty() {

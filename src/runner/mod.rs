@@ -13,19 +13,16 @@ use serde_json::json;
 
 pub use keeper::{Keeper, Outlets, Snapshots, Work};
 
-use crate::config::{Settings, SnapshotConfig, StoreConfig};
+use crate::config::{Settings, SnapshotConfig};
 use crate::engine::{Applied, DeadLetter, Engine};
 use crate::event::Name;
 use crate::merge::{Merge, MergeState, Next, Origin, Sourced};
 use crate::router::Params;
 use crate::snapshot::{LaneHead, Publication, fingerprint};
-use crate::store::{self, StoreError, Witness};
+use crate::store::StoreError;
 use crate::transport::append::Appender;
 use crate::transport::{Letter, Log, Outlet, now_ms};
 use crate::wire::params;
-
-/// The lane of the file transport, and of all partitions together.
-pub const ONE_LANE: &str = "file";
 
 /// Lines wait in memory until they are made durable with a snapshot, at most so many bytes of them.
 const LINES_BYTES_MAX: usize = 8 << 20;
@@ -36,7 +33,7 @@ pub const DEAD_LETTERS_BYTES: u64 = 64 << 20;
 /// Where a run keeps things.
 pub struct Places {
     /// The store; none: nothing outlives the run.
-    pub store: Option<StoreConfig>,
+    pub store: Option<Snapshots>,
     /// The log of applied requests.
     pub audit: Option<PathBuf>,
     /// Bad events and parameters.
@@ -69,14 +66,11 @@ impl<S: Log> Runner<S> {
     /// Goes on from the store if there is one with a snapshot, else begins. Returns also the positions of the logs that
     /// are to be added.
     pub fn open(settings: &Settings, cadence: &SnapshotConfig, places: Places) -> anyhow::Result<(Self, MergeState)> {
-        let mut snapshots = None;
-        let mut restored = None;
-        if let Some(StoreConfig { dir, kind }) = &places.store {
-            let archive = store::open(dir, *kind, cadence.keep)?;
-            let mut opened = Snapshots { archive, lane: ONE_LANE.to_owned(), witness: Witness::new(dir) };
-            restored = opened.restore(settings, &dir.display().to_string())?;
-            snapshots = Some(opened);
-        }
+        let snapshots = places.store;
+        let restored = match &snapshots {
+            Some(snapshots) => snapshots.restore(settings)?,
+            None => None,
+        };
         let fresh = restored.is_none();
         let (engine, mut head) = restored.unwrap_or_else(|| (Engine::new(settings.clone()), LaneHead::default()));
         let mut audit = places.audit.as_deref().map(Appender::new);
@@ -117,6 +111,9 @@ impl<S: Log> Runner<S> {
         match self.merge.next().context("a log cannot be read")? {
             Next::Event(event, log) => {
                 let Sourced { input, start, line, origin, .. } = event;
+                if let Some(traceparent) = origin.as_ref().and_then(|origin| origin.traceparent.as_deref()) {
+                    tracing::debug!(traceparent, log = self.merge.name(log), offset = start, "event");
+                }
                 let effects = self.engine.step(input);
                 if let Some(letter) = effects.dead_letter {
                     self.note_bad(letter, log, start, line, origin);
@@ -265,19 +262,20 @@ pub enum Stepped {
 
 impl Snapshots {
     /// The newest snapshot of the lane that is whole, as an engine.
-    fn restore(&mut self, settings: &Settings, path: &str) -> anyhow::Result<Option<(Engine, LaneHead)>> {
-        let (snapshot, damaged) = self.archive.resume(&self.lane)?;
+    fn restore(&self, settings: &Settings) -> anyhow::Result<Option<(Engine, LaneHead)>> {
+        let (snapshot, damaged) = self.archive().resume(&self.lane)?;
+        let path = self.dir.display().to_string();
         for damage in &damaged {
             tracing::error!(generation = damage.generation, problem = damage.problem, "a snapshot is damaged");
         }
-        let expected = self.witness.newest(&self.lane);
+        let expected = self.witness.newest();
         let Some(snapshot) = snapshot else {
             let problem = match (damaged.last(), expected) {
                 (None, None) => return Ok(None),
                 (Some(damage), _) => format!("no snapshot is whole; of the oldest, {damage}"),
                 (None, Some(expected)) => format!("it is empty, but had come to generation {expected}"),
             };
-            return Err(StoreError::Damaged { path: path.to_owned(), problem }.into());
+            return Err(StoreError::Damaged { path, problem }.into());
         };
         let generation = snapshot.generation;
         if !damaged.is_empty() || expected > Some(generation) {

@@ -3,7 +3,8 @@
 //! ```text
 //! lock        held by the process that uses it
 //! format      version of the layout, and the backend: written last when a store is made
-//! newest      a generation that was acknowledged: if the backend knows only older ones, some were lost
+//! newest      a generation that was acknowledged: if the backend knows only older ones, some were lost;
+//!             newest-LANE for the lanes of partitions
 //! instance    the name under which it is a member of consumer groups
 //! db.redb, sled/   the backend's own
 //! ```
@@ -20,33 +21,41 @@ use super::sled::Sled;
 use super::{SnapshotStore, StoreError};
 use crate::config::StoreKind;
 
+/// The lane of the file transport, and of all partitions together.
+pub const ONE_LANE: &str = "file";
+
 const FORMAT: &str = "format";
 const VERSION: u16 = 1;
 
 /// Snapshots in a directory.
 pub type DirArchive = Archive<Box<dyn SnapshotStore>>;
 
-/// Remembers the newest generation beside the store, so that one that lost it does not pass for whole.
+/// Remembers the newest generation of a lane beside the store, so that one that lost it does not pass for whole.
 #[derive(Debug, Clone)]
-pub struct Witness(PathBuf);
+pub struct Witness {
+    path: PathBuf,
+    lane: String,
+}
 
 impl Witness {
-    /// Of the store in `dir`.
-    pub fn new(dir: &Path) -> Self {
-        Self(dir.join("newest"))
+    /// Of a lane of the store in `dir`.
+    pub fn new(dir: &Path, lane: &str) -> Self {
+        let name = if lane == ONE_LANE { "newest".to_owned() } else { format!("newest-{lane}") };
+        Self { path: dir.join(name), lane: lane.to_owned() }
     }
 
     /// Notes that a generation was acknowledged. Not synced: after a crash of the machine it may know an older one.
-    pub fn note(&self, lane: &str, generation: u64) -> std::io::Result<()> {
-        std::fs::write(&self.0, format!("{generation} {lane}\n"))
-            .map_err(|error| std::io::Error::new(error.kind(), format!("cannot write {}: {error}", self.0.display())))
+    pub fn note(&self, generation: u64) -> std::io::Result<()> {
+        let Self { path, lane } = self;
+        std::fs::write(path, format!("{generation} {lane}\n"))
+            .map_err(|error| std::io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display())))
     }
 
     /// The newest generation that is known to have been acknowledged.
-    pub fn newest(&self, lane: &str) -> Option<u64> {
-        let text = std::fs::read_to_string(&self.0).ok()?;
+    pub fn newest(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(&self.path).ok()?;
         let (generation, of) = text.strip_suffix('\n')?.split_once(' ')?;
-        if of == lane { generation.parse().ok() } else { None }
+        if of == self.lane { generation.parse().ok() } else { None }
     }
 }
 

@@ -15,7 +15,7 @@ mod sled;
 use thiserror::Error;
 
 #[cfg(feature = "daemon")]
-pub use dir::{DirArchive, Witness, instance, open, open_existing};
+pub use dir::{DirArchive, ONE_LANE, Witness, instance, open, open_existing};
 pub use memory::Memory;
 
 /// An ordered map of small values, changed in batches.

@@ -8,6 +8,7 @@ pub mod params;
 pub mod writer;
 
 use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
@@ -36,6 +37,28 @@ pub trait Outlet: Send {
 
     /// A snapshot with these positions is durable.
     fn reached(&mut self, _positions: &MergeState) {}
+}
+
+impl<T: Outlet> Outlet for Arc<Mutex<T>> {
+    fn dead_letters(&mut self, letters: &[Letter]) -> anyhow::Result<()> {
+        lock(self).dead_letters(letters)
+    }
+
+    fn publishes(&self) -> bool {
+        lock(self).publishes()
+    }
+
+    fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> anyhow::Result<()> {
+        lock(self).publish(params)
+    }
+
+    fn reached(&mut self, positions: &MergeState) {
+        lock(self).reached(positions);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A bad event, with where it was and when it was met.

@@ -145,6 +145,16 @@ pub enum Bad {
     /// Its header names a format that is not known.
     #[error("content-type {0:?}: only JSON is known")]
     ContentType(String),
+    /// Its space belongs to another partition.
+    #[error(
+        "in partition {found}, but the key of its space belongs to {expected} (transport.kafka.lanes = \"partition\")"
+    )]
+    WrongPartition {
+        /// Where it was.
+        found: i32,
+        /// Where it should be.
+        expected: i32,
+    },
     /// A new space beyond those that may be.
     #[error("a new space, but there are learner.spaces_max = {0} already")]
     TooManySpaces(usize),
@@ -169,6 +179,7 @@ impl Bad {
             Self::Oversized { .. } => "oversized",
             Self::FutureTime { .. } => "future-time",
             Self::ContentType(_) => "content-type",
+            Self::WrongPartition { .. } => "wrong-partition",
             Self::TooManySpaces(_) => "too-many-spaces",
         }
     }

@@ -476,7 +476,9 @@ fn tls_and_passwords() {
         let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
         assert!(shown.contains("***") && !shown.contains("secret"), "{shown}");
         let start = Instant::now();
-        let text = place.fails(&[&["learn", "--set", "http.listen="][..], &common, &[&client("\"sasl.password\"=\"wrong\"")]].concat());
+        let text = place.fails(
+            &[&["learn", "--set", "http.listen="][..], &common, &[&client("\"sasl.password\"=\"wrong\"")]].concat(),
+        );
         assert!(text.contains("refuse the user or password") && !text.contains("wrong"), "{text}");
         assert!(start.elapsed() < Duration::from_secs(30), "a wrong password is not tried for ever");
     }
@@ -531,4 +533,80 @@ fn waits_for_the_broker_and_refuses_a_second_instance() {
     let committed = consumer.committed_offsets(asked, WAIT).unwrap();
     let sum: i64 = committed.elements().iter().filter_map(|element| element.offset().to_raw()).sum();
     assert_eq!(sum, 20);
+}
+
+#[test]
+fn a_pair_of_partitions_is_a_lane() {
+    let Some(brokers) = broker::shared() else { return };
+    let place = Place::new(brokers, SMALL);
+    let mut settings = ClientConfig::new();
+    settings.set("bootstrap.servers", brokers).set("partitioner", "murmur2_random");
+    let producer: BaseProducer = settings.create().unwrap();
+    let spaces: Vec<String> = (0..10).map(|n| format!("space-{n}")).collect();
+    let in_space = |line: &str, space: &str| {
+        let mut event: Value = serde_json::from_str(line).unwrap();
+        event["space"] = json!(space);
+        event.to_string()
+    };
+    let send = |from: i64, to: i64| {
+        for i in from..to {
+            let (id, ts_ms, space) = (format!("r{i}"), 1_700_000_000_000 + 10 * i, &spaces[i as usize % 10]);
+            let (query, reward) = (in_space(&query(&id, ts_ms), space), in_space(&reward(&id, ts_ms + 5), space));
+            producer.send(BaseRecord::to(place.topic("queries")).key(space).payload(&query)).unwrap();
+            producer.send(BaseRecord::to(place.topic("rewards")).key(space).payload(&reward)).unwrap();
+        }
+        producer.flush(WAIT).unwrap();
+    };
+    send(0, 100);
+    // Somebody's event without the key that it should have.
+    let home = place.messages("queries").iter().find(|message| message.key() == Some(b"space-1")).unwrap().partition();
+    let stray = in_space(&query("stray", 1_700_000_000_000), "space-1");
+    let record = BaseRecord::<str, str>::to(place.topic("queries")).payload(&stray).partition((home + 1) % 3);
+    producer.send(record).unwrap();
+    producer.flush(WAIT).unwrap();
+
+    let lanes = ["--set", "transport.kafka.lanes=partition"];
+    let learn = |more: &[&str]| -> Value {
+        let output = place.ok(&[&["learn", "--once", "--json"][..], &lanes, more].concat());
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let summary = learn(&[]);
+    assert_eq!((&summary["applied"], &summary["dead_letters"]), (&json!(100), &json!(1)), "{summary}");
+    assert!(spaces.iter().all(|space| summary["spaces"][space]["version"] == json!(10)), "{summary}");
+    let letters = place.messages("dead_letters");
+    let reason = letters[0].headers().unwrap().iter().find(|header| header.key == "reason").unwrap().value;
+    assert_eq!((letters.len(), reason), (1, Some(&b"wrong-partition"[..])));
+    // It goes on, lane by lane, and comes to what one lane would have come to.
+    send(100, 200);
+    let summary = learn(&[]);
+    assert_eq!((&summary["queries"], &summary["applied"]), (&json!(201), &json!(200)), "{summary}");
+    let newest = |place: &Place| -> BTreeMap<String, pointsman::router::Policy> {
+        let decode = |message: &OwnedMessage| {
+            let params = pointsman::wire::params::decode(message.payload().unwrap()).unwrap();
+            (params.space.to_string(), params.policy)
+        };
+        place.messages("params").iter().map(decode).collect()
+    };
+    let by_partition = newest(&place);
+    let other = format!("store.dir={}", place.dir.path().join("one").display());
+    let output = place.ok(&["learn", "--once", "--json", "--set", &other, "--set", "audit.applied_log="]);
+    let one: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(one["applied"], json!(200), "the stray query repeats nothing: {one}");
+    let together = newest(&place);
+    for space in spaces.iter().filter(|space| *space != "space-1") {
+        assert_eq!(by_partition[space], together[space], "{space}");
+    }
+    // Every lane has its own log of what was applied, and its own snapshots.
+    let mut applied = Vec::new();
+    for partition in 0..3 {
+        let text = fs::read_to_string(place.dir.path().join(format!("audit-partition-{partition}.jsonl"))).unwrap();
+        applied.extend(text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["request_id"].clone()));
+    }
+    applied.sort_by_key(|id| id.as_str().unwrap()[1..].parse::<u32>().unwrap());
+    assert_eq!(applied, (0..200).map(|i| json!(format!("r{i}"))).collect::<Vec<_>>());
+    assert!(place.fails(&["snapshots", "list"]).contains("--lane"));
+    let output = place.ok(&["snapshots", "show", "--json", "--lane", "partition-2"]);
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shown["lane"], json!("partition-2"));
+    assert!(place.fails(&["learn", "--once"]).contains("the store has a lane \"partition-0\""));
 }

@@ -92,6 +92,18 @@ pub enum Problem {
          `pointsman snapshots import --start-at FILE`, where FILE is what `pointsman dump` wrote beside the logs"
     )]
     OtherLogs(String),
+    /// The store has other lanes.
+    #[error(
+        "the store has a lane {0:?}, which transport.kafka.lanes does not make: lanes cannot be changed in a store, use \
+         another store.dir"
+    )]
+    OtherLanes(String),
+    /// A topic has grown.
+    #[error(
+        "topic {0} has more partitions than it had: with transport.kafka.lanes = \"partition\" spaces would move to \
+         others with all that was learned; use a new topic and a new store"
+    )]
+    MorePartitions(String),
     /// Parameters do not fit into a message.
     #[error(
         "oversized parameters: those of space {space} take {bytes} bytes, more than max.message.bytes = {most} of \
@@ -111,8 +123,7 @@ pub enum Problem {
     },
     /// Another instance reads the same.
     #[error(
-        "another instance: {0} is a member of the consumer group (transport.kafka.group), and transport.kafka.lanes = \
-         \"one\" has one active instance. One that has died leaves the group when its session times out (45 s unless \
+        "another instance: {0} is a member of the consumer group (transport.kafka.group), of which one is active. One that has died leaves the group when its session times out (45 s unless \
          configured)"
     )]
     AnotherInstance(String),

@@ -27,8 +27,11 @@ use serde_json::{Value, json};
 
 use super::cluster::{Cluster, Problem, Trouble, failed, log_line, make};
 use super::positions::{Place, at};
+use super::topics::partition_of;
+use crate::config::Lanes;
 use crate::engine::{Input, Side};
-use crate::merge::{Merge, Origin, Read, Source, Sourced};
+use crate::event::Name;
+use crate::merge::{Origin, Read, Source, Sourced};
 use crate::transport::Log;
 use crate::wire::events::{Bad, Parser};
 
@@ -296,7 +299,14 @@ impl Reader {
             consumer.assign(&assignment).map_err(cannot)?;
             shared.assigned.store(true, Ordering::Relaxed);
         }
-        let polling = Polling { consumer: consumer.clone(), shared: shared.clone(), parser, paused: BTreeSet::new() };
+        let number = places.iter().filter(|place| place.side == Side::Query).count();
+        let polling = Polling {
+            consumer: consumer.clone(),
+            shared: shared.clone(),
+            parser,
+            paused: BTreeSet::new(),
+            partitions: (cluster.config.lanes == Lanes::Partition).then_some(number),
+        };
         let thread = std::thread::Builder::new()
             .name("kafka".to_owned())
             .spawn(move || polling.run())
@@ -309,15 +319,12 @@ impl Reader {
         &self.consumer
     }
 
-    /// Waits until something new has come, or for `timeout`; wakes the merge's logs if so.
-    pub fn wait<S: Source>(&self, merge: &mut Merge<S>, logs: &[usize], timeout: Duration) {
+    /// Waits until something new has come, or for `timeout`: whether it has.
+    pub fn wait(&self, timeout: Duration) -> bool {
         let news = lock(&self.shared.news);
         let waited = self.shared.changed.wait_timeout_while(news, timeout, |news| !*news);
         let (mut news, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if std::mem::take(&mut *news) {
-            drop(news);
-            logs.iter().for_each(|log| merge.wake(*log));
-        }
+        std::mem::take(&mut *news)
     }
 
     /// Partitions that turned up since the start.
@@ -366,6 +373,8 @@ struct Polling {
     shared: Arc<Shared>,
     parser: Arc<Parser>,
     paused: BTreeSet<(Side, i32)>,
+    /// How many partitions there are, where each space has its own.
+    partitions: Option<usize>,
 }
 
 impl Polling {
@@ -419,9 +428,17 @@ impl Polling {
 
     fn read(&self, side: Side, message: &BorrowedMessage<'_>) -> Input {
         let bytes = message.payload().unwrap_or_default().to_vec();
-        match header(message, "content-type").map(|kind| String::from_utf8_lossy(kind).into_owned()) {
-            Some(kind) if !is_json(&kind) => Input::bad(side, bytes, Bad::ContentType(kind)),
+        let input = match header(message, "content-type").map(|kind| String::from_utf8_lossy(kind).into_owned()) {
+            Some(kind) if !is_json(&kind) => return Input::bad(side, bytes, Bad::ContentType(kind)),
             _ => Input::parse(&self.parser, side, bytes, message.timestamp().to_millis()),
+        };
+        let belongs = |space: &Name| self.partitions.map(|number| partition_of(space, number));
+        match input.key().and_then(|(_, _, space, ..)| belongs(space)) {
+            Some(expected) if expected != message.partition() => {
+                let bad = Bad::WrongPartition { found: message.partition(), expected };
+                Input::bad(side, message.payload().unwrap_or_default().to_vec(), bad)
+            }
+            _ => input,
         }
     }
 
