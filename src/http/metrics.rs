@@ -24,6 +24,7 @@ pub struct Metrics {
     events: Family<EventLabels, Counter>,
     repeats: Counter,
     version: Family<SpaceLabels, Gauge<u64, AtomicU64>>,
+    deliveries: Family<DeliveryLabels, Gauge<u64, AtomicU64>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -39,6 +40,11 @@ struct EventLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeliveryLabels {
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct SpaceLabels {
     space: String,
 }
@@ -49,13 +55,15 @@ impl Metrics {
         let mut registry = Registry::with_prefix("pointsman_router");
         let (requests, events, repeats) = (Family::default(), Family::default(), Counter::default());
         let duration = Histogram::new(exponential_buckets(1e-5, 2.0, 18));
-        let version = Family::default();
+        let (version, deliveries) = (Family::default(), Family::default());
         registry.register("requests", "Requests, by endpoint and status", requests.clone());
         registry.register_with_unit("request_duration", "Time of a request", Unit::Seconds, duration.clone());
         registry.register("events", "Events, by kind and what became of them", events.clone());
         registry.register("repeats", "Requests that came again and got the answer that they got", repeats.clone());
         registry.register("params_version", "Version of the parameters of each space", version.clone());
-        Self { registry, requests, duration, events, repeats, version }
+        let of_accepted = "Events that the brokers have by now, or that could not be delivered in time";
+        registry.register("deliveries", of_accepted, deliveries.clone());
+        Self { registry, requests, duration, events, repeats, version, deliveries }
     }
 
     /// A request was answered.
@@ -75,7 +83,12 @@ impl Metrics {
     }
 
     /// In the format of OpenMetrics.
-    pub fn text(&self, router: &Router) -> String {
+    pub fn text(&self, router: &Router, deliveries: Option<(u64, u64)>) -> String {
+        if let Some((delivered, lost)) = deliveries {
+            for (outcome, number) in [("delivered", delivered), ("lost", lost)] {
+                self.deliveries.get_or_create(&DeliveryLabels { outcome }).set(number);
+            }
+        }
         self.version.clear();
         for compiled in router.spaces().iter().take(SPACES_MAX) {
             let labels = SpaceLabels { space: compiled.space().to_string() };

@@ -388,7 +388,7 @@ async fn ready(State(sidecar): State<Arc<Sidecar>>) -> Result<&'static str, Prob
 
 async fn metrics(State(sidecar): State<Arc<Sidecar>>) -> Response {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], sidecar.metrics.text(&sidecar.router)).into_response()
+    ([(header::CONTENT_TYPE, kind)], sidecar.metrics.text(&sidecar.router, sidecar.writer.deliveries())).into_response()
 }
 
 async fn openapi() -> Response {

@@ -61,6 +61,9 @@ const NEWS_EVERY: Duration = Duration::from_secs(30);
 /// How often it tells those who ask.
 const STATUS_EVERY: Duration = Duration::from_millis(250);
 
+/// How often it makes sure that the topics are still those that they were.
+const CHECK_EVERY: Duration = Duration::from_secs(20);
+
 /// After so many events it looks whether logs that were idle have something.
 const LOOK_EVERY: u64 = 64;
 
@@ -136,8 +139,12 @@ impl Run<'_> {
             news.rebalances = reader.rebalances();
             news.broker_errors = cluster.trouble.counts();
         };
-        let mut teller = Teller::new(self.status);
+        let (mut teller, mut checked) = (Teller::new(self.status), Instant::now());
         while self.goes_on() {
+            if checked.elapsed() >= CHECK_EVERY {
+                positions::check_ids(&cluster, &lanes.places)?;
+                checked = Instant::now();
+            }
             let (mut events, mut ended) = (0, true);
             for lane in &mut lanes.all {
                 let (taken, last) = lane.step()?;

@@ -53,6 +53,14 @@ impl EventWriter {
         }
     }
 
+    /// What became of events after they were accepted, where that is known: delivered, and lost.
+    pub fn deliveries(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Files(_) => None,
+            Self::Topics(topics) => Some(topics.outcomes()),
+        }
+    }
+
     /// Waits until all that was accepted is written or delivered; nothing is accepted any more.
     pub fn drain(&self) -> anyhow::Result<()> {
         match self {

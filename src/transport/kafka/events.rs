@@ -29,11 +29,9 @@ pub struct EventTopics {
 
 /// What became of events that were accepted.
 #[derive(Debug, Default)]
-pub struct Outcomes {
-    /// The brokers have them.
-    pub delivered: AtomicU64,
-    /// They could not be delivered in time.
-    pub lost: AtomicU64,
+struct Outcomes {
+    delivered: AtomicU64,
+    lost: AtomicU64,
 }
 
 struct Sent {
@@ -86,9 +84,10 @@ impl EventTopics {
         })
     }
 
-    /// What became of those that were accepted.
-    pub fn outcomes(&self) -> Arc<Outcomes> {
-        self.outcomes.clone()
+    /// Events that the brokers have, and events that could not be delivered in time.
+    pub fn outcomes(&self) -> (u64, u64) {
+        let Outcomes { delivered, lost } = &*self.outcomes;
+        (delivered.load(Ordering::Relaxed), lost.load(Ordering::Relaxed))
     }
 
     /// Accepts events, all or none.

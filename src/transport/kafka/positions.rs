@@ -81,6 +81,22 @@ pub fn resolve(cluster: &Cluster, state: &MergeState, accept_gap: bool) -> Resul
     Ok((places, gaps))
 }
 
+/// Fails if a topic was deleted and made again since it is read. Where no broker answers there is nothing to tell.
+pub fn check_ids(cluster: &Cluster, places: &[Place]) -> Result<(), Problem> {
+    let topics = &cluster.config.topics;
+    let Ok(ids) = cluster.topic_ids(&[&topics.queries, &topics.rewards]) else { return Ok(()) };
+    let known = |place: &&Place| ids.get(&place.topic).is_some_and(|id| !id.is_empty());
+    let changed = places.iter().filter(known).find(|place| name(&place.topic, &ids, place.partition) != place.name);
+    match changed {
+        Some(Place { topic, partition, position, .. }) => Err(Problem::Recreated {
+            log: short(topic, *partition),
+            wanted: position.floor,
+            found: "there is another topic of that name now".to_owned(),
+        }),
+        None => Ok(()),
+    }
+}
+
 fn check(topic: &str, partition: i32, position: &Position, low: u64, high: u64) -> Option<Problem> {
     let (log, wanted) = (short(topic, partition), position.floor);
     if wanted > high {
