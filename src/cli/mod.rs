@@ -3,6 +3,7 @@
 mod check_config;
 mod closed_loop;
 mod demo;
+mod dump;
 mod learn;
 mod params;
 mod progress;
@@ -55,6 +56,7 @@ enum Command {
     Snapshots(snapshots::Args),
     Params(params::Args),
     Topics(topics::Args),
+    Dump(dump::Args),
     CheckConfig(check_config::Args),
 }
 
@@ -85,6 +87,7 @@ impl Cli {
             Command::Snapshots(args) => snapshots::run(&args, &config),
             Command::Params(args) => params::run(&args, &config),
             Command::Topics(args) => topics::run(&args, &config),
+            Command::Dump(args) => dump::run(&args, &config),
             Command::CheckConfig(args) => check_config::run(&args, &config),
         }
     }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 
 use super::Failure;
 use super::progress::Progress;
@@ -17,26 +17,42 @@ use crate::event::Name;
 use crate::merge::MergeState;
 use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
 use crate::runner::{Places, Runner, Snapshots, Stepped};
+use crate::transport::Log;
 use crate::transport::append::Appender;
 use crate::transport::directory::{base_name, log_name};
 use crate::transport::file::{AtEnd, LogFile, fingerprint};
+use crate::transport::kafka::cluster::Cluster;
+use crate::transport::kafka::consumer::{Ending, Membership, Partition, Reader};
+use crate::transport::kafka::history::{Mark, Span, Stretch, ends, stretches};
+use crate::transport::kafka::positions;
 use crate::transport::params::Files;
 use crate::wire::events::Parser;
 
 /// Learn from historical logs: queries and rewards, joined in event time and applied in order
 ///
 /// Files are JSON lines, plain, .gz or .zst; however many, they are merged by event time. The same logs and configuration
-/// give the same state, whatever the split into files, each in order to within join.reorder_ms. At the end all join windows are closed and a partial batch is
-/// applied, unless --keep-open.
+/// give the same state, whatever the split into files, each in order to within join.reorder_ms. With --from-kafka the logs
+/// are the partitions of the topics of queries and rewards (transport.kafka), up to their present end or --until. At the
+/// end all join windows are closed and a partial batch is applied, unless --keep-open.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Logs of query events
-    #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
+    #[arg(long, required_unless_present = "from_kafka", num_args = 1.., value_name = "FILE")]
     queries: Vec<PathBuf>,
     /// Logs of reward events
-    #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
+    #[arg(long, required_unless_present = "from_kafka", num_args = 1.., value_name = "FILE")]
     rewards: Vec<PathBuf>,
+    /// Read the Kafka topics of queries and rewards instead of files; nothing is committed to the group
+    #[arg(long, conflicts_with_all = ["queries", "rewards"])]
+    from_kafka: bool,
+    /// Kafka: the first messages, by the time of their records (2026-01-31T12:00:00Z, or milliseconds since 1970), or
+    /// offset:123 in every partition; without it the oldest that are there, or where the store was left
+    #[arg(long, value_name = "T", requires = "from_kafka")]
+    since: Option<Mark>,
+    /// Kafka: the first messages that are not read any more, likewise; without it all that are there now are read
+    #[arg(long, value_name = "T", requires = "from_kafka")]
+    until: Option<Mark>,
     /// Keep snapshots in this store, and go on from them: a replay that was interrupted is resumed by the same command,
     /// and `learn` goes on where a replay with --keep-open has ended
     #[arg(long, value_name = "DIR")]
@@ -55,8 +71,13 @@ pub struct Args {
     json: bool,
 }
 
-const EXAMPLES: &str = "Example:
-  pointsman replay --config shop.toml --queries logs/queries-*.jsonl.zst --rewards logs/rewards-*.jsonl.zst --report out";
+const EXAMPLES: &str = "Examples:
+  pointsman replay --config shop.toml --queries logs/queries-*.jsonl.zst --rewards logs/rewards-*.jsonl.zst --report out
+  pointsman replay --config shop.toml --from-kafka --since 2026-01-01T00:00:00Z --report out
+
+To learn from all that is in the topics, and then go on live:
+  pointsman replay --config shop.toml --from-kafka --store data/store --keep-open
+  pointsman learn --config shop.toml --set store.dir=data/store";
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
@@ -82,7 +103,6 @@ struct Outcome {
 }
 
 fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<Outcome> {
-    let bytes_read = Arc::new(AtomicU64::new(0));
     let store = args.store.clone().map(|dir| StoreConfig { dir, ..config.store.clone() });
     let places = Places {
         store: store.map(|store| Snapshots::open(&store, config.snapshot.keep)).transpose()?,
@@ -90,24 +110,83 @@ fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<O
         outlet: Box::new(Files { dead_letters: Appender::new(&args.dead_letters), params: None }),
         published: Vec::new(),
     };
+    if args.from_kafka {
+        replay_topics(args, config, settings, places)
+    } else {
+        replay_files(args, config, settings, places)
+    }
+}
+
+fn replay_files(args: &Args, config: &Config, settings: &Settings, places: Places) -> anyhow::Result<Outcome> {
+    let bytes_read = Arc::new(AtomicU64::new(0));
     let (mut runner, state) = Runner::open(settings, &config.snapshot, places)?;
     let total = add_logs(args, settings, &mut runner, &state, &bytes_read)?;
     runner.begin(state)?;
+    // Files that are complete are never waited for.
+    drive(args, runner, total, |_| bytes_read.load(Ordering::Relaxed), |_| ())
+}
+
+fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Places) -> anyhow::Result<Outcome> {
+    let cluster = Cluster::new(&config.transport.kafka)?;
+    cluster.reach()?;
+    let (mut runner, mut state) = Runner::<Partition>::open(settings, &config.snapshot, places)?;
+    let stretches = resolve(args, &cluster, &state)?;
+    state.positions = stretches.iter().map(|s| (s.place.name.clone(), s.place.position.clone())).collect();
+    runner.begin(state)?;
+    let places: Vec<_> = stretches.iter().map(|stretch| stretch.place.clone()).collect();
+    let parser = Arc::new(Parser::new(settings));
+    let ending = |i: usize| Ending::Until(stretches.get(i).map_or(0, |stretch| stretch.end));
+    let (reader, logs) = Reader::start(&cluster, parser, &places, &Membership::Alone, ending)?;
+    let all: Vec<usize> =
+        logs.into_iter().map(|(place, log)| runner.merge.add(place.name, log, Some(place.position), None)).collect();
+    let total = stretches.iter().map(Stretch::offsets).sum();
+    let wait = |runner: &mut Runner<_>| reader.wait(&mut runner.merge, &all, Duration::from_millis(20));
+    drive(args, runner, total, |events| events, wait)
+}
+
+/// What is to be read of the topics: from where the store was left, if it was in the topics before.
+fn resolve(args: &Args, cluster: &Cluster, state: &MergeState) -> anyhow::Result<Vec<Stretch>> {
+    if state.positions.is_empty() {
+        let span = Span { since: args.since, until: args.until };
+        return Ok(stretches(cluster, span, &[Side::Query, Side::Reward])?);
+    }
+    if args.since.is_some() {
+        return Err(anyhow!("the store goes on where it was left: leave out --since, or name another --store"));
+    }
+    let (places, _) = positions::resolve(cluster, state, false)?;
+    Ok(ends(cluster, args.until, places)?)
+}
+
+/// Takes all events, then ends; `done` says how much of `total` is done after so many of them.
+fn drive<S: Log>(
+    args: &Args,
+    mut runner: Runner<S>,
+    total: u64,
+    done: impl Fn(u64) -> u64,
+    wait: impl Fn(&mut Runner<S>),
+) -> anyhow::Result<Outcome> {
     let mut trends = BTreeMap::new();
     let progress = Progress::new("replaying", total);
     let start = Instant::now();
     let speed = |events: u64| format!("{events} events, {:.0}/s", events as f64 / start.elapsed().as_secs_f64());
     let (mut told, mut events) = (0, 0_u64);
-    while let Stepped::Event(applied) = runner.step()? {
-        note(&mut trends, &applied);
+    loop {
+        match runner.step()? {
+            Stepped::Event(applied) => note(&mut trends, &applied),
+            Stepped::Wait => {
+                wait(&mut runner);
+                continue;
+            }
+            Stepped::End => break,
+        }
         events += 1;
         if events.is_multiple_of(1024) {
-            let read = bytes_read.load(Ordering::Relaxed);
-            progress.advance(read - told, || speed(events));
-            told = read;
+            let now = done(events);
+            progress.advance(now - told, || speed(events));
+            told = now;
         }
     }
-    progress.advance(bytes_read.load(Ordering::Relaxed) - told, || speed(events));
+    progress.advance(done(events) - told, || speed(events));
     progress.finish();
     if !args.keep_open {
         let applied = runner.engine.finish();

@@ -1,5 +1,6 @@
 //! `pointsman snapshots`: what is in a store.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
@@ -10,10 +11,12 @@ use super::{Failure, summary};
 use crate::config::{Config, Settings};
 use crate::engine::Engine;
 use crate::event::Name;
+use crate::merge::Position;
 use crate::report::{Column, Table};
 use crate::snapshot::LaneHead;
 use crate::store::archive::{DamagedSnapshot, Snapshot};
 use crate::store::{self, DirArchive, Witness};
+use crate::transport::kafka::positions;
 use crate::wire::export;
 
 /// Look into a store: its snapshots, what they hold, whether they are whole
@@ -37,6 +40,7 @@ const EXAMPLES: &str = "Examples:
   pointsman snapshots list --store data/store
   pointsman snapshots show --store data/store --json | jq .state_digest
   pointsman snapshots export --store data/store --space shop --out shop.safetensors
+  pointsman snapshots import --store data/store --start-at history/positions.json
   pointsman snapshots rollback --store data/store --to 41";
 
 #[derive(Debug, clap::Subcommand)]
@@ -72,17 +76,23 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
-    /// Start a space from exported eigen-decompositions; a new epoch begins
+    /// Start a space from exported eigen-decompositions, or the reading at other positions
     ///
-    /// Models are matched by name; those that the file lacks keep what they have. Pending joins, counts and positions
-    /// stay as they are. A store that does not exist is made, with the learner as configured.
+    /// --from: models are matched by name; those that the file lacks keep what they have. Pending joins, counts and
+    /// positions stay as they are, and a new epoch begins. --start-at: all else stays, but `learn` goes on in the Kafka
+    /// topics at the positions in a file that `dump` wrote, rather than where the store was left, be it in files or in
+    /// topics: so a store that has learned from a dump goes on where the dump ends. Partitions that the file does not
+    /// name are read from their oldest message. A store that does not exist is made, with the learner as configured.
     Import {
         /// Which space
         #[arg(long, default_value = "default")]
         space: String,
         /// A file that `export` wrote
+        #[arg(long, value_name = "FILE", required_unless_present = "start_at")]
+        from: Option<PathBuf>,
+        /// The positions.json of a dump
         #[arg(long, value_name = "FILE")]
-        from: PathBuf,
+        start_at: Option<PathBuf>,
     },
     /// Go back to an older generation for good; a new epoch begins
     ///
@@ -101,9 +111,11 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     match &args.command {
         Command::List { json } => list(place, *json)?,
         Command::Show { generation, json } => show(place, *generation, *json)?,
-        Command::Verify => verify(place)?,
+        Command::Verify => verify(dir)?,
         Command::Export { space, generation, out } => export(place, &name(space)?, *generation, out)?,
-        Command::Import { space, from } => import(place, config, name(space)?, from)?,
+        Command::Import { space, from, start_at } => {
+            import(place, config, name(space)?, from.as_deref(), start_at.as_deref())?;
+        }
         Command::Rollback { to } => rollback(place, *to)?,
     }
     Ok(())
@@ -295,9 +307,15 @@ fn export(place: Place<'_>, space: &Name, generation: Option<u64>, out: &Path) -
     Ok(())
 }
 
-fn import(place: Place<'_>, config: &Config, space: Name, from: &Path) -> anyhow::Result<()> {
-    let bytes = std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
-    let export = export::decode(&bytes).with_context(|| format!("cannot read {}", from.display()))?;
+fn import(
+    place: Place<'_>,
+    config: &Config,
+    space: Name,
+    from: Option<&Path>,
+    start_at: Option<&Path>,
+) -> anyhow::Result<()> {
+    let export = from.map(|path| Ok::<_, anyhow::Error>((path, read_export(path)?))).transpose()?;
+    let starts = start_at.map(|path| Ok::<_, anyhow::Error>((path, read_positions(path)?))).transpose()?;
     let mut archive = store::open(place.dir, config.store.kind, KEEP_ALL)?;
     let lane = place.choose(&archive)?;
     let (lane, mut head, mut engine) = match lane {
@@ -314,15 +332,42 @@ fn import(place: Place<'_>, config: &Config, space: Name, from: &Path) -> anyhow
             (store::ONE_LANE.to_owned(), head, Engine::new(settings))
         }
     };
-    engine
-        .import(space.clone(), &export.eigens, export.dim)
-        .with_context(|| format!("{} does not fit", from.display()))?;
-    head.epoch += 1;
-    head.publications.remove(&space);
+    if let Some((path, export)) = &export {
+        engine
+            .import(space.clone(), &export.eigens, export.dim)
+            .with_context(|| format!("{} does not fit", path.display()))?;
+        head.epoch += 1;
+        head.publications.remove(&space);
+    }
+    if let Some((_, positions)) = &starts {
+        head.merge.positions = positions.clone();
+    }
     let generation = archive.commit(&lane, &head.seal(), engine.take_changes())?;
     note(place.dir, &lane, generation)?;
-    println!("space {space} starts from {}: generation {generation}, epoch {}", from.display(), head.epoch);
+    let epoch = head.epoch;
+    if let Some((path, _)) = export {
+        println!("space {space} starts from {}: generation {generation}, epoch {epoch}", path.display());
+    }
+    if let Some((path, positions)) = starts {
+        let number = positions.len();
+        println!("{number} partitions are read on from {}: generation {generation}, epoch {epoch}", path.display());
+    }
     Ok(())
+}
+
+fn read_export(path: &Path) -> anyhow::Result<export::Export> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    export::decode(&bytes).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn read_positions(path: &Path) -> anyhow::Result<BTreeMap<String, Position>> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let no_positions = || format!("{} holds no positions as `pointsman dump` writes them", path.display());
+    let offsets: BTreeMap<String, u64> = serde_json::from_slice(&bytes).with_context(no_positions)?;
+    if offsets.is_empty() || offsets.keys().any(|name| positions::parse(name).is_none()) {
+        return Err(anyhow!(no_positions()));
+    }
+    Ok(offsets.into_iter().map(|(name, offset)| (name, positions::at(offset))).collect())
 }
 
 fn rollback(place: Place<'_>, to: u64) -> anyhow::Result<()> {

@@ -240,7 +240,11 @@ impl Cluster {
         client.set("bootstrap.servers", &config.brokers);
         let trouble = Arc::new(Trouble::default());
         let mut asking = client.clone();
-        asking.set("group.id", &config.group).set("enable.auto.commit", "false");
+        asking
+            .set("group.id", &config.group)
+            .set("enable.auto.commit", "false")
+            // The end is where transactions are still open: what is after it cannot be read yet.
+            .set("isolation.level", "read_committed");
         let asking = make(&asking, Plain(trouble.clone()))?;
         Ok(Self { config: config.clone(), trouble, client, asking: Arc::new(asking) })
     }

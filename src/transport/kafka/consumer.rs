@@ -428,9 +428,9 @@ impl Polling {
 
     fn read(&self, side: Side, message: &BorrowedMessage<'_>) -> Input {
         let bytes = message.payload().unwrap_or_default().to_vec();
-        let input = match header(message, "content-type").map(|kind| String::from_utf8_lossy(kind).into_owned()) {
-            Some(kind) if !is_json(&kind) => return Input::bad(side, bytes, Bad::ContentType(kind)),
-            _ => Input::parse(&self.parser, side, bytes, message.timestamp().to_millis()),
+        let input = match other_type(message) {
+            Some(kind) => return Input::bad(side, bytes, Bad::ContentType(kind)),
+            None => Input::parse(&self.parser, side, bytes, message.timestamp().to_millis()),
         };
         let belongs = |space: &Name| self.partitions.map(|number| partition_of(space, number));
         match input.key().and_then(|(_, _, space, ..)| belongs(space)) {
@@ -502,6 +502,12 @@ fn origin(message: &BorrowedMessage<'_>) -> Option<Box<Origin>> {
     let traceparent = header(message, "traceparent").map(|value| String::from_utf8_lossy(value).into_owned());
     let key = message.key().map(<[u8]>::to_vec);
     (key.is_some() || traceparent.is_some()).then(|| Box::new(Origin { key, traceparent }))
+}
+
+/// What a message says that it is, if that is not JSON.
+pub(super) fn other_type(message: &BorrowedMessage<'_>) -> Option<String> {
+    let kind = header(message, "content-type").map(|kind| String::from_utf8_lossy(kind).into_owned());
+    kind.filter(|kind| !is_json(kind))
 }
 
 /// Whether a content type is JSON; Avro and Protobuf would be told apart here.

@@ -6,6 +6,7 @@
 //! | `topics` | what topics must be like; makes and checks them |
 //! | `positions` | where to read on, from a snapshot or a rule, and whether that can still be had |
 //! | `consumer` | partitions as logs of the merge |
+//! | `history` | a stretch of the topics, for files and for replay |
 //! | `outlet` | parameters and dead letters, delivered before they count |
 //! | `events` | what a router writes |
 //! | `params` | the parameters topic, read to its end and on |
@@ -13,6 +14,7 @@
 pub mod cluster;
 pub mod consumer;
 pub mod events;
+pub mod history;
 pub mod outlet;
 pub mod params;
 pub mod positions;

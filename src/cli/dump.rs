@@ -1,0 +1,233 @@
+//! `pointsman dump`: a stretch of the Kafka topics as log files.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, anyhow};
+use serde_json::{Value, json};
+
+use super::Failure;
+use super::progress::Progress;
+use crate::config::{Config, Settings};
+use crate::engine::Side;
+use crate::report::{Column, Table};
+use crate::transport::kafka::cluster::Cluster;
+use crate::transport::kafka::history::{Changed, Mark, Scribe, Span, Stretch, read, stretches};
+
+/// Write a stretch of the Kafka topics of queries and rewards to log files, for `replay` and for keeping
+///
+/// Each partition becomes one file of lines, DIR/queries/TOPIC-PARTITION.jsonl.zst or DIR/rewards/..., of which `replay`
+/// learns the same as from the topics themselves. Only what transactions have committed is written. Beside them goes
+/// positions.json: where the dump ends, for `snapshots import --start-at`.
+///
+/// A line is the message's bytes, with three exceptions, since files have neither record times nor headers; they are
+/// counted. An event without a time gets that of its record, as its last field (events.fields.ts_ms). Newlines between
+/// JSON values become spaces. What would be a dead letter on Kafka, but as a line would not be the same or not be one
+/// (empty messages, newlines in what is no JSON, a content-type that is not JSON, a ts_ms beyond join.future_ms), is
+/// written as a JSON string, in base64: a dead letter to `replay`, too.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Directory for the files; must not hold a dump already
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// The first messages: a time (2026-01-31T12:00:00Z, or milliseconds since 1970) of their records, or offset:123 in
+    /// every partition; without it the oldest that are there
+    #[arg(long, value_name = "T")]
+    since: Option<Mark>,
+    /// The first messages that are not written any more, likewise; without it all that are there now are written
+    #[arg(long, value_name = "T")]
+    until: Option<Mark>,
+    /// Which topics
+    #[arg(long, value_delimiter = ',', default_value = "queries,rewards", value_name = "TOPICS")]
+    topics: Vec<Topic>,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "Examples:
+  pointsman dump --config shop.toml --out january --since 2026-01-01T00:00:00Z --until 2026-02-01T00:00:00Z
+  pointsman replay --config shop.toml --queries january/queries/*.zst --rewards january/rewards/*.zst
+
+To learn from history first, and then go on live where it ended:
+  pointsman dump --config shop.toml --out history
+  pointsman replay --config shop.toml --queries history/queries/*.zst --rewards history/rewards/*.zst \\
+      --store data/store --keep-open
+  pointsman snapshots import --store data/store --start-at history/positions.json
+  pointsman learn --config shop.toml --set store.dir=data/store";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+enum Topic {
+    Queries,
+    Rewards,
+}
+
+/// The file that says where a dump ends. It is the last to be written.
+const POSITIONS: &str = "positions.json";
+
+/// What was written of a partition.
+struct Written {
+    file: PathBuf,
+    messages: u64,
+    start: u64,
+    end: u64,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+    let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
+    let mut topics = args.topics.clone();
+    topics.sort_unstable();
+    topics.dedup();
+    if let Some(there) = [POSITIONS, "queries", "rewards"].iter().map(|name| args.out.join(name)).find(|p| p.exists()) {
+        let problem = "a dump, or what is left of one that failed: remove it, or name another directory";
+        return Err(Failure::Usage(anyhow!("there is {} already: {problem}", there.display())));
+    }
+    let (written, changed) = dump(args, &topics, config, &settings)?;
+    if args.json {
+        println!("{}", as_json(&written, changed));
+    } else {
+        print!("{}", table(&written, changed).text());
+    }
+    Ok(())
+}
+
+fn dump(
+    args: &Args,
+    topics: &[Topic],
+    config: &Config,
+    settings: &Settings,
+) -> anyhow::Result<(Vec<Written>, Changed)> {
+    let cluster = Cluster::new(&config.transport.kafka)?;
+    cluster.reach()?;
+    let sides: Vec<Side> = topics.iter().map(|topic| topic.side()).collect();
+    let stretches = stretches(&cluster, Span { since: args.since, until: args.until }, &sides)?;
+    let progress = Progress::new("dumping", stretches.iter().map(Stretch::offsets).sum());
+    let mut scribe = Scribe::new(settings);
+    let mut written = Vec::new();
+    for topic in topics {
+        let its: Vec<Stretch> = stretches.iter().filter(|s| s.place.side == topic.side()).cloned().collect();
+        written.extend(dump_topic(&cluster, &args.out.join(topic.directory()), &its, &mut scribe, &progress)?);
+    }
+    progress.finish();
+    let positions: BTreeMap<&str, u64> = stretches.iter().map(|s| (s.place.name.as_str(), s.end)).collect();
+    write_positions(&args.out, &positions)?;
+    Ok((written, scribe.changed))
+}
+
+/// A file that is being written.
+struct Log {
+    lines: zstd::Encoder<'static, BufWriter<File>>,
+    written: Written,
+    /// Offsets that are done.
+    reached: u64,
+}
+
+fn dump_topic(
+    cluster: &Cluster,
+    directory: &Path,
+    stretches: &[Stretch],
+    scribe: &mut Scribe,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Written>> {
+    std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    let mut logs = BTreeMap::new();
+    for stretch in stretches {
+        logs.insert(stretch.place.partition, Log::new(directory, stretch)?);
+    }
+    let (start, mut messages) = (Instant::now(), 0_u64);
+    read(cluster, stretches, |stretch, offset, message| {
+        let Some(log) = logs.get_mut(&stretch.place.partition) else { return Ok(()) };
+        log.add(&scribe.line_of(stretch.place.side, message))?;
+        messages += 1;
+        let speed = || format!("{messages} messages, {:.0}/s", messages as f64 / start.elapsed().as_secs_f64());
+        progress.advance((offset + 1).saturating_sub(log.reached), speed);
+        log.reached = offset + 1;
+        Ok(())
+    })?;
+    logs.into_values().map(Log::finish).collect()
+}
+
+impl Log {
+    fn new(directory: &Path, stretch: &Stretch) -> anyhow::Result<Self> {
+        let place = &stretch.place;
+        let file = directory.join(format!("{}-{}.jsonl.zst", place.topic, place.partition));
+        let make = || zstd::Encoder::new(BufWriter::new(File::create_new(&file)?), zstd::DEFAULT_COMPRESSION_LEVEL);
+        let lines = make().with_context(|| format!("cannot write {}", file.display()))?;
+        let start = place.position.floor;
+        Ok(Self { lines, written: Written { file, messages: 0, start, end: stretch.end }, reached: start })
+    }
+
+    fn add(&mut self, line: &[u8]) -> anyhow::Result<()> {
+        let added = self.lines.write_all(line).and_then(|()| self.lines.write_all(b"\n"));
+        added.with_context(|| format!("cannot write {}", self.written.file.display()))?;
+        self.written.messages += 1;
+        Ok(())
+    }
+
+    fn finish(self) -> anyhow::Result<Written> {
+        let Self { lines, written, .. } = self;
+        let end = || lines.finish()?.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all();
+        end().with_context(|| format!("cannot write {}", written.file.display()))?;
+        Ok(written)
+    }
+}
+
+/// By rename: where it is, the logs are whole.
+fn write_positions(out: &Path, positions: &BTreeMap<&str, u64>) -> anyhow::Result<()> {
+    let (path, new) = (out.join(POSITIONS), out.join(format!("{POSITIONS}.new")));
+    let write = || {
+        let mut file = File::create(&new)?;
+        file.write_all(format!("{:#}\n", json!(positions)).as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&new, &path)?;
+        File::open(out)?.sync_all()
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+impl Topic {
+    fn side(self) -> Side {
+        match self {
+            Self::Queries => Side::Query,
+            Self::Rewards => Side::Reward,
+        }
+    }
+
+    fn directory(self) -> &'static str {
+        match self {
+            Self::Queries => "queries",
+            Self::Rewards => "rewards",
+        }
+    }
+}
+
+fn as_json(written: &[Written], changed: Changed) -> Value {
+    let file = |w: &Written| json!({"file": w.file, "messages": w.messages, "since": w.start, "until": w.end});
+    json!({
+        "messages": written.iter().map(|w| w.messages).sum::<u64>(),
+        "changed": changed,
+        "files": written.iter().map(file).collect::<Vec<_>>(),
+    })
+}
+
+fn table(written: &[Written], changed: Changed) -> Table {
+    let row = |w: &Written| {
+        vec![w.file.display().to_string(), w.messages.to_string(), w.start.to_string(), w.end.to_string()]
+    };
+    let columns = ["messages", "from offset", "to before"].map(Column::right);
+    let Changed { timed, joined, wrapped } = changed;
+    Table {
+        columns: [Column::left("file")].into_iter().chain(columns).collect(),
+        rows: written.iter().map(row).collect(),
+        note: Some(format!(
+            "{} messages; {timed} with the time of their record added, {joined} with newlines as spaces, {wrapped} as \
+             strings, which are dead letters",
+            written.iter().map(|w| w.messages).sum::<u64>()
+        )),
+    }
+}

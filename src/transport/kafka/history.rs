@@ -1,0 +1,394 @@
+//! A stretch of the topics: which offsets it is, and its messages as they are, for files that outlive them.
+//!
+//! A file has neither the time of a record nor its headers. So that its lines come to what the messages came to, a line
+//! differs from its message where it must: see [`Scribe::line`].
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{BorrowedMessage, Message};
+use rdkafka::{Offset, TopicPartitionList};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::cluster::{CALL, Cluster, Plain, Problem, failed, make};
+use super::consumer::other_type;
+use super::positions::{Place, at, name};
+use crate::config::{Settings, parse_time};
+use crate::engine::Side;
+use crate::wire::events::{Bad, Parser};
+
+/// A place in all partitions of a topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// The first message of this time, in milliseconds since 1970, or later.
+    Time(i64),
+    /// This offset, in every partition.
+    Offset(u64),
+}
+
+impl FromStr for Mark {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mark = match text.strip_prefix("offset:") {
+            Some(offset) => offset.parse().ok().map(Self::Offset),
+            None => parse_time(text).map(Self::Time),
+        };
+        mark.ok_or_else(|| "must be a time such as 2026-01-31T12:00:00Z or 1769860800000, or offset:123".to_owned())
+    }
+}
+
+/// From where, and up to where.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Span {
+    /// The first message; none: the oldest that is there.
+    pub since: Option<Mark>,
+    /// The first message that is not meant; none: the present end.
+    pub until: Option<Mark>,
+}
+
+/// A stretch of a partition.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stretch {
+    /// Where it begins.
+    pub place: Place,
+    /// Its end: the offset after its last message.
+    pub end: u64,
+}
+
+impl Stretch {
+    /// Offsets in it; of messages there may be less.
+    pub fn offsets(&self) -> u64 {
+        self.end.saturating_sub(self.place.position.floor)
+    }
+}
+
+/// The stretches of these sides' partitions that a span means.
+pub fn stretches(cluster: &Cluster, span: Span, sides: &[Side]) -> Result<Vec<Stretch>, Problem> {
+    let topics: Vec<&str> = sides.iter().map(|side| topic(cluster, *side)).collect();
+    let numbers = topics.iter().map(|topic| cluster.partitions(topic)).collect::<Result<Vec<_>, _>>()?;
+    let ids = cluster.topic_ids(&topics)?;
+    let mut all = Vec::new();
+    for ((&side, topic), number) in sides.iter().zip(topics).zip(numbers) {
+        for partition in 0..number as i32 {
+            let watermarks = cluster.watermarks(topic, partition)?;
+            let end = bound(cluster, topic, partition, span.until, watermarks, watermarks.1)?;
+            let start = bound(cluster, topic, partition, span.since, watermarks, watermarks.0)?.min(end);
+            let (name, position) = (name(topic, &ids, partition), at(start));
+            all.push(Stretch { place: Place { side, topic: topic.to_owned(), partition, name, position }, end });
+        }
+    }
+    Ok(all)
+}
+
+/// Where these partitions are to be read to.
+pub fn ends(cluster: &Cluster, until: Option<Mark>, places: Vec<Place>) -> Result<Vec<Stretch>, Problem> {
+    let end = |place: Place| {
+        let watermarks = cluster.watermarks(&place.topic, place.partition)?;
+        let end = bound(cluster, &place.topic, place.partition, until, watermarks, watermarks.1)?;
+        Ok(Stretch { place, end })
+    };
+    places.into_iter().map(end).collect()
+}
+
+fn topic(cluster: &Cluster, side: Side) -> &str {
+    let topics = &cluster.config.topics;
+    if side == Side::Query { &topics.queries } else { &topics.rewards }
+}
+
+fn bound(
+    cluster: &Cluster,
+    topic: &str,
+    partition: i32,
+    mark: Option<Mark>,
+    (low, high): (u64, u64),
+    default: u64,
+) -> Result<u64, Problem> {
+    let offset = match mark {
+        None => default,
+        Some(Mark::Offset(offset)) => offset,
+        Some(Mark::Time(ms)) => cluster.offset_at(topic, partition, ms)?,
+    };
+    Ok(offset.clamp(low, high))
+}
+
+/// What a client of ours may wait for without anything coming.
+const STALLED: Duration = Duration::from_secs(3 * CALL.as_secs());
+
+/// Reads stretches of one topic to their ends: each message once, with its offset, in the order of its partition.
+pub fn read(
+    cluster: &Cluster,
+    stretches: &[Stretch],
+    mut each: impl FnMut(&Stretch, u64, &BorrowedMessage<'_>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut left: BTreeMap<i32, &Stretch> =
+        stretches.iter().filter(|s| s.offsets() > 0).map(|s| (s.place.partition, s)).collect();
+    let Some(topic) = left.values().next().map(|stretch| stretch.place.topic.clone()) else { return Ok(()) };
+    let cannot = |error: KafkaError| failed(format!("reading {topic}"), &error);
+    let mut settings = cluster.consumer();
+    // Offsets have gaps, so that the end cannot be told from the last message.
+    settings.set("enable.partition.eof", "true");
+    let consumer: BaseConsumer<Plain> = make(&settings, Plain(cluster.trouble.clone()))?;
+    let mut assignment = TopicPartitionList::new();
+    for stretch in left.values() {
+        let start = Offset::Offset(stretch.place.position.floor as i64);
+        assignment.add_partition_offset(&topic, stretch.place.partition, start).map_err(cannot)?;
+    }
+    consumer.assign(&assignment).map_err(cannot)?;
+    let mut moved = Instant::now();
+    while !left.is_empty() {
+        let ended = match consumer.poll(Duration::from_millis(200)) {
+            None if moved.elapsed() > STALLED => {
+                cluster.reach()?;
+                let doing = format!("reading {topic} to the end of {} partitions", left.len());
+                return Err(Problem::Failed { doing, problem: "nothing comes".to_owned() }.into());
+            }
+            None => continue,
+            Some(Ok(message)) => {
+                let (partition, offset) = (message.partition(), message.offset().max(0).unsigned_abs());
+                let Some(&stretch) = left.get(&partition) else { continue };
+                if offset < stretch.end {
+                    each(stretch, offset, &message)?;
+                }
+                (offset + 1 >= stretch.end).then_some(partition)
+            }
+            Some(Err(KafkaError::PartitionEOF(partition))) => Some(partition),
+            Some(Err(error)) if is_mended(&error) => continue,
+            Some(Err(error)) => return Err(trouble(&topic, &error).into()),
+        };
+        moved = Instant::now();
+        if let Some(partition) = ended.filter(|partition| left.remove(partition).is_some()) {
+            // What comes after the end would only be thrown away.
+            let mut done = TopicPartitionList::new();
+            done.add_partition(&topic, partition);
+            consumer.pause(&done).map_err(cannot)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the client tries again by itself.
+fn is_mended(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    let lasting = [
+        Code::AutoOffsetReset,
+        Code::OffsetOutOfRange,
+        Code::Authentication,
+        Code::TopicAuthorizationFailed,
+        Code::GroupAuthorizationFailed,
+        Code::UnknownTopicOrPartition,
+        Code::UnknownTopic,
+        Code::UnknownPartition,
+    ];
+    let fatal = matches!(error, KafkaError::MessageConsumptionFatal(_));
+    !fatal && error.rdkafka_error_code().is_none_or(|code| !lasting.contains(&code))
+}
+
+fn trouble(topic: &str, error: &KafkaError) -> Problem {
+    match error.rdkafka_error_code() {
+        Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => Problem::Failed {
+            doing: format!("offsets lost in {topic}"),
+            problem: "retention deleted messages while they were read: start again".to_owned(),
+        },
+        _ => failed(format!("reading {topic}"), error),
+    }
+}
+
+/// How many lines are not their messages, byte for byte.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Changed {
+    /// The time of the record was added.
+    pub timed: u64,
+    /// Newlines between values became spaces.
+    pub joined: u64,
+    /// What no line can say, and would not be learned from: kept as a JSON string, in base64.
+    pub wrapped: u64,
+}
+
+/// Makes lines of messages.
+pub struct Scribe {
+    parser: Parser,
+    bytes_max: usize,
+    ts_field: String,
+    /// What it did so far.
+    pub changed: Changed,
+}
+
+impl Scribe {
+    /// By these settings.
+    pub fn new(settings: &Settings) -> Self {
+        Self {
+            parser: Parser::new(settings),
+            bytes_max: settings.events.bytes_max,
+            ts_field: settings.events.fields.ts_ms.clone(),
+            changed: Changed::default(),
+        }
+    }
+
+    /// The line of a message, without its end.
+    pub fn line_of<'a>(&mut self, side: Side, message: &'a BorrowedMessage<'_>) -> Cow<'a, [u8]> {
+        let is_json = other_type(message).is_none();
+        self.line(side, message.payload().unwrap_or_default(), message.timestamp().to_millis(), is_json)
+    }
+
+    /// The line that comes to what a message came to: the same event, or a dead letter.
+    fn line<'a>(&mut self, side: Side, bytes: &'a [u8], record_ms: Option<i64>, is_json: bool) -> Cow<'a, [u8]> {
+        let blank = bytes.iter().all(u8::is_ascii_whitespace);
+        if blank || !is_json {
+            return self.wrap(bytes);
+        }
+        let newlines = bytes.contains(&b'\n');
+        let ts_ms = match self.time(side, bytes, None) {
+            // A newline within a string is no JSON; as a space it would be.
+            Err(Bad::NotJson(_) | Bad::Oversized { .. }) if newlines => return self.wrap(bytes),
+            Err(Bad::MissingField(field)) if field == self.ts_field => None,
+            // It is bad whatever its time.
+            Err(_) => Some(i64::MIN),
+            Ok(ts_ms) => Some(ts_ms),
+        };
+        // Only beside its record's time is it too far ahead.
+        let ahead = record_ms.is_some() && ts_ms > record_ms;
+        if ahead && self.time(side, bytes, record_ms).is_err() {
+            return self.wrap(bytes);
+        }
+        let line = if newlines {
+            self.changed.joined += 1;
+            let joined = bytes.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte });
+            Cow::Owned(joined.collect())
+        } else {
+            Cow::Borrowed(bytes)
+        };
+        match (ts_ms, record_ms) {
+            (None, Some(record_ms)) => match with_time(&line, &self.ts_field, record_ms) {
+                Some(timed) => {
+                    self.changed.timed += 1;
+                    if timed.len() > self.bytes_max {
+                        tracing::warn!(bytes = timed.len(), "with its time an event has more than events.bytes_max");
+                    }
+                    Cow::Owned(timed)
+                }
+                None => line,
+            },
+            _ => line,
+        }
+    }
+
+    /// The time of a good event.
+    fn time(&self, side: Side, bytes: &[u8], record_ms: Option<i64>) -> Result<i64, Bad> {
+        match side {
+            Side::Query => self.parser.query(bytes, record_ms).map(|event| event.ts_ms),
+            Side::Reward => self.parser.reward(bytes, record_ms).map(|event| event.ts_ms),
+        }
+    }
+
+    fn wrap(&mut self, bytes: &[u8]) -> Cow<'static, [u8]> {
+        self.changed.wrapped += 1;
+        Cow::Owned(format!("\"{}\"", STANDARD.encode(bytes)).into_bytes())
+    }
+}
+
+/// An object with its time added; none if there is no place for it.
+fn with_time(object: &[u8], field: &str, ms: i64) -> Option<Vec<u8>> {
+    let tokens: Vec<String> =
+        field.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~")).collect();
+    if let [token] = &tokens[..] {
+        // At the end: of fields of one name, null the one, the last counts. All else stays as it is, to the byte.
+        let end = object.iter().rposition(|&byte| byte == b'}')?;
+        let mut timed = object[..end].to_vec();
+        timed.extend_from_slice(format!(",{}:{ms}", json!(token)).as_bytes());
+        timed.extend_from_slice(&object[end..]);
+        return Some(timed);
+    }
+    let mut value: Value = serde_json::from_slice(object).ok()?;
+    let mut place = &mut value;
+    for token in tokens {
+        if place.is_null() {
+            *place = json!({});
+        }
+        place = place.as_object_mut()?.entry(token).or_insert(Value::Null);
+    }
+    *place = json!(ms);
+    serde_json::to_vec(&value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn marks_are_times_or_offsets() {
+        assert_eq!("offset:12".parse(), Ok(Mark::Offset(12)));
+        assert_eq!("1769860800000".parse(), Ok(Mark::Time(1_769_860_800_000)));
+        assert_eq!("2026-01-31T12:00:00Z".parse(), Ok(Mark::Time(1_769_860_800_000)));
+        for bad in ["", "offset:", "offset:-1", "yesterday", "-5"] {
+            assert!(bad.parse::<Mark>().is_err(), "{bad}");
+        }
+    }
+
+    /// What a line comes to in a file is what its message came to.
+    #[test]
+    fn lines_come_to_what_messages_came_to() {
+        let mut config = Config::default();
+        config.events.bytes_max = 120;
+        let settings = config.check().unwrap();
+        let parser = Parser::new(&settings);
+        let large = format!("{{\"request_id\":\"r\",\"ts_ms\":5,{}\"reward\":1}}", "\n".repeat(100));
+        for (bytes, json, expected) in [
+            (r#"{"request_id":"r","ts_ms":5,"reward":1}"#, true, None),
+            (
+                "{\"request_id\":\"r\",\n\"ts_ms\":5,\r\n\"reward\":1}\n",
+                true,
+                Some(Changed { joined: 1, ..Changed::default() }),
+            ),
+            (r#"{"request_id":"r","reward":1} "#, true, Some(Changed { timed: 1, ..Changed::default() })),
+            (r#"{"request_id":"r","ts_ms":null,"reward":1}"#, true, Some(Changed { timed: 1, ..Changed::default() })),
+            ("{\"request_id\":\"r\",\n\"reward\":1}", true, Some(Changed { timed: 1, joined: 1, wrapped: 0 })),
+            (
+                "{\"request_id\":\"r\n\",\"ts_ms\":5,\"reward\":1}",
+                true,
+                Some(Changed { wrapped: 1, ..Changed::default() }),
+            ),
+            ("", true, Some(Changed { wrapped: 1, ..Changed::default() })),
+            (" \n", true, Some(Changed { wrapped: 1, ..Changed::default() })),
+            (&large, true, Some(Changed { wrapped: 1, ..Changed::default() })),
+            (r#"{"request_id":"r","ts_ms":5,"reward":1}"#, false, Some(Changed { wrapped: 1, ..Changed::default() })),
+            (
+                r#"{"request_id":"r","ts_ms":9999999,"reward":1}"#,
+                true,
+                Some(Changed { wrapped: 1, ..Changed::default() }),
+            ),
+            ("{oops", true, None),
+            (r#"{"request_id":"","reward":1}"#, true, None),
+            ("[1]", true, None),
+        ] {
+            let mut scribe = Scribe::new(&settings);
+            let line = scribe.line(Side::Reward, bytes.as_bytes(), Some(7), json).into_owned();
+            assert!(!line.contains(&b'\n') && !line.iter().all(u8::is_ascii_whitespace), "{bytes:?}");
+            assert_eq!(scribe.changed, expected.unwrap_or_default(), "{bytes:?}");
+            assert!(expected.is_some() || line == bytes.as_bytes(), "{bytes:?}");
+            let live = parser.reward(bytes.as_bytes(), Some(7)).ok().filter(|_| json);
+            assert_eq!(parser.reward(&line, None).ok(), live, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn times_are_put_where_they_are_looked_for() {
+        for (object, field, expected) in [
+            (r#"{"a":1}"#, "/t", r#"{"a":1,"t":7}"#),
+            (r#"{"a":1}"#, "/a~1\"", r#"{"a":1,"a/\"":7}"#),
+            (r#"{"a":1}"#, "/meta/t", r#"{"a":1,"meta":{"t":7}}"#),
+            (r#"{"a":1,"meta":{"b":2}}"#, "/meta/t", r#"{"a":1,"meta":{"b":2,"t":7}}"#),
+        ] {
+            assert_eq!(with_time(object.as_bytes(), field, 7).unwrap(), expected.as_bytes());
+        }
+        assert_eq!(with_time(br#"{"meta":1}"#, "/meta/t", 7), None);
+    }
+}
