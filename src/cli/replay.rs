@@ -48,10 +48,10 @@ pub struct Args {
     from_kafka: bool,
     /// Kafka: the first messages, by the time of their records (2026-01-31T12:00:00Z, or milliseconds since 1970), or
     /// offset:123 in every partition; without it the oldest that are there, or where the store was left
-    #[arg(long, value_name = "T", requires = "from_kafka")]
+    #[arg(long, value_name = "T", conflicts_with_all = ["queries", "rewards"])]
     since: Option<Mark>,
     /// Kafka: the first messages that are not read any more, likewise; without it all that are there now are read
-    #[arg(long, value_name = "T", requires = "from_kafka")]
+    #[arg(long, value_name = "T", conflicts_with_all = ["queries", "rewards"])]
     until: Option<Mark>,
     /// Keep snapshots in this store, and go on from them: a replay that was interrupted is resumed by the same command,
     /// and `learn` goes on where a replay with --keep-open has ended

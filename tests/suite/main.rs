@@ -8,6 +8,7 @@ mod formats;
 mod golden;
 mod invariants;
 mod kafka;
+mod kafka_history;
 mod learning;
 mod models;
 mod params;
