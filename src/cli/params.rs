@@ -14,6 +14,8 @@ use crate::config::{Config, EventsSpec};
 use crate::event::{Name, Query};
 use crate::report::{Column, Table};
 use crate::router::{Params, Sampling, ScoreForm, uniform};
+use crate::transport::kafka::cluster::Cluster;
+use crate::transport::kafka::params::ParamsTopic;
 use crate::wire::events::{Bad, vector};
 use crate::wire::params::decode;
 
@@ -33,7 +35,7 @@ enum Command {
     Score(Score),
 }
 
-/// Show what a parameters file holds: its version, how it samples, and the spectrum of each model
+/// Show what a parameters file, or the parameters topic, holds: its version, how it samples, each model's spectrum
 ///
 /// Of several files of a space the highest (epoch, version, revision) is the newest: the version counts learned examples,
 /// the revision publications at one version, and the epoch grows when history forks. A model scores a query q, of length
@@ -43,8 +45,14 @@ enum Command {
 #[command(after_help = SHOW_EXAMPLES)]
 struct Show {
     /// Parameters file (safetensors)
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "topic")]
+    file: Option<PathBuf>,
+    /// The newest of a space on the Kafka topic (transport.kafka.topics.params) instead of a file
+    #[arg(long, conflicts_with = "file")]
+    topic: bool,
+    /// With --topic: which space
+    #[arg(long, default_value = "default", conflicts_with = "file")]
+    space: String,
     /// Print one JSON object instead of the tables
     #[arg(long)]
     json: bool,
@@ -52,7 +60,8 @@ struct Show {
 
 const SHOW_EXAMPLES: &str = "Examples:
   pointsman params show data/log/params/default.safetensors
-  pointsman params show data/log/params/default.safetensors --json | jq .version";
+  pointsman params show data/log/params/default.safetensors --json | jq .version
+  pointsman params show --config shop.toml --topic --space shop";
 
 /// Score one query, and print the distribution that its model is drawn from, as one JSON object
 ///
@@ -81,7 +90,7 @@ The second asks how these parameters would route the first query of a log. It pr
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     match &args.command {
-        Command::Show(args) => show(args)?,
+        Command::Show(args) => show(args, config)?,
         Command::Score(args) => {
             let events = config.events.check().map_err(|e| Failure::Usage(e.into()))?;
             score(args, &events)?;
@@ -90,15 +99,35 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show(args: &Show) -> anyhow::Result<()> {
-    let shown = Shown::new(&read_params(&args.file)?);
+fn show(args: &Show, config: &Config) -> anyhow::Result<()> {
+    let (params, source) = match &args.file {
+        Some(file) => (read_params(file)?, file.display().to_string()),
+        None => (newest(config, &args.space)?, format!("topic {}", config.transport.kafka.topics.params)),
+    };
+    let shown = Shown::new(&params);
     if args.json {
         println!("{}", serde_json::to_string(&shown).context("cannot print the parameters")?);
     } else {
-        println!("{}", shown.facts(&args.file).text());
+        println!("{}", shown.facts(source).text());
         print!("{}", shown.spectra().text());
     }
     Ok(())
+}
+
+/// The newest parameters of a space on the topic.
+fn newest(config: &Config, space: &str) -> anyhow::Result<Params> {
+    let cluster = Cluster::new(&config.transport.kafka)?;
+    cluster.reach()?;
+    let mut all = ParamsTopic::open(&cluster)?.newest()?;
+    match all.iter().position(|params| params.space.as_str() == space) {
+        Some(i) => Ok(all.swap_remove(i)),
+        None => {
+            let there: Vec<&str> = all.iter().map(|params| params.space.as_str()).collect();
+            let there = if there.is_empty() { "none".to_owned() } else { format!("those of {}", there.join(", ")) };
+            let topic = &config.transport.kafka.topics.params;
+            Err(anyhow!("there are no parameters of space {space} on topic {topic}; there are {there}"))
+        }
+    }
 }
 
 fn score(args: &Score, events: &EventsSpec) -> anyhow::Result<()> {
@@ -237,7 +266,7 @@ impl Shown {
         }
     }
 
-    fn facts(&self, file: &Path) -> Table {
+    fn facts(&self, source: String) -> Table {
         let gap = self.inverse_gap.map(|gap| format!(", g = {gap}")).unwrap_or_default();
         let floor = match &self.floor_distribution {
             Some(_) => format!("{}, shared out as below", self.floor),
@@ -255,7 +284,7 @@ impl Shown {
             ("dimension", self.dim.to_string()),
         ];
         Table {
-            columns: vec![Column::left("parameters"), Column::left(file.display().to_string())],
+            columns: vec![Column::left("parameters"), Column::left(source)],
             rows: facts.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect(),
             note: None,
         }

@@ -156,11 +156,11 @@ fn record<'a>(topic: &'a str, (partition, ms, value, kind): &'a Sent) -> BaseRec
 
 fn message(i: usize, event: &Value) -> Sent {
     let (mut event, ms) = (event.clone(), event["ts_ms"].as_i64().unwrap());
-    if i % 7 == 0 {
+    if i.is_multiple_of(7) {
         event.as_object_mut().unwrap().remove("ts_ms");
     }
-    let value = if i % 11 == 0 { format!("{event:#}") } else { event.to_string() };
-    (i as i32 % PARTITIONS, ms, value.into_bytes(), (i % 2 == 0).then_some("application/json"))
+    let value = if i.is_multiple_of(11) { format!("{event:#}") } else { event.to_string() };
+    (i as i32 % PARTITIONS, ms, value.into_bytes(), i.is_multiple_of(2).then_some("application/json"))
 }
 
 /// Events that nobody must ever see, in every partition.
@@ -308,6 +308,28 @@ fn topics_are_replayed_as_their_dump_is() {
     assert_eq!((&live["queries"], counts(&live)), (&json!(170), counts(&fresh)));
 }
 
+/// More messages than a queue takes, and quicker than statistics come.
+#[test]
+fn long_partitions_are_read_to_their_end() {
+    let Some(topics) = Topics::new("history-long") else { return };
+    let ms = 1_700_000_000_000;
+    let reward = |i: i64| json!({"request_id": format!("r{i}"), "ts_ms": ms + i, "reward": 1}).to_string().into_bytes();
+    let messages: Vec<Sent> = (0..30_000).map(|i| (i32::from(i % 10 == 0), ms + i, reward(i), None)).collect();
+    topics.send("rewards", &messages);
+    topics.send_together("rewards", &given_up("rewards", 7), false);
+    for arguments in [&["replay", "--from-kafka", "--json"][..], &["learn", "--once", "--json"]] {
+        let found = topics.json(arguments);
+        assert_eq!((&found["rewards"], &found["out_of_order"]), (&json!(30_000), &json!(0)), "{arguments:?}");
+    }
+    assert_eq!(topics.json(&["dump", "--out", "d", "--json"])["messages"], 30_000);
+
+    // `learn --once` has published, though there was nothing to learn from: the space of the rewards.
+    let shown = topics.json(&["params", "show", "--topic", "--json"]);
+    assert_eq!((&shown["space"], &shown["version"]), (&json!("default"), &json!(0)));
+    let none = topics.site.run(&["params", "show", "--topic", "--space", "shop"]);
+    assert!(none.code == Some(1) && none.err.contains("no parameters of space shop"), "{}", none.err);
+}
+
 #[test]
 fn mistakes_are_told() {
     let site = Site::new("[transport.kafka]\nbrokers = \"127.0.0.1:1\"");
@@ -324,6 +346,8 @@ fn mistakes_are_told() {
         (&["replay", "--since", "5", "--queries", "x", "--rewards", "y"], 2, "cannot be used with"),
         (&["replay", "--since", "5"], 2, "--queries"),
         (&["replay"], 2, "--queries"),
+        (&["params", "show"], 2, "FILE"),
+        (&["params", "show", "--topic"], 1, "no broker of 127.0.0.1:1"),
         (&["snapshots", "import"], 2, "--from"),
         (&["snapshots", "import", "--start-at", "bad.json"], 1, "bad.json holds no positions"),
         (&["snapshots", "import", "--start-at", "no.json"], 1, "cannot read no.json"),
