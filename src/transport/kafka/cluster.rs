@@ -159,6 +159,7 @@ impl Trouble {
     /// Notes an error of a client.
     pub fn note(&self, error: &KafkaError, reason: &str) {
         let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail);
+        // An answer to a question of ours.
         if code == RDKafkaErrorCode::PartitionEOF {
             return;
         }

@@ -1,7 +1,7 @@
 //! A stretch of the topics: which offsets it is, and its messages as they are, for files that outlive them.
 //!
 //! A file has neither the time of a record nor its headers. So that its lines come to what the messages came to, a line
-//! differs from its message where it must: see [`Scribe::line`].
+//! differs from its message where it must: see [`Scribe::line_of`].
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
