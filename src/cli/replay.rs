@@ -123,7 +123,7 @@ fn replay_files(args: &Args, config: &Config, settings: &Settings, places: Place
     let total = add_logs(args, settings, &mut runner, &state, &bytes_read)?;
     runner.begin(state)?;
     // Files that are complete are never waited for.
-    drive(args, runner, total, |_| bytes_read.load(Ordering::Relaxed), |_| ())
+    drive(args, runner, total, |_| bytes_read.load(Ordering::Relaxed), || ())
 }
 
 fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Places) -> anyhow::Result<Outcome> {
@@ -137,10 +137,13 @@ fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Plac
     let parser = Arc::new(Parser::new(settings));
     let ending = |i: usize| Ending::Until(stretches.get(i).map_or(0, |stretch| stretch.end));
     let (reader, logs) = Reader::start(&cluster, parser, &places, &Membership::Alone, ending)?;
-    let all: Vec<usize> =
-        logs.into_iter().map(|(place, log)| runner.merge.add(place.name, log, Some(place.position), None)).collect();
+    for (place, log) in logs {
+        runner.merge.add(place.name, log, Some(place.position), None);
+    }
     let total = stretches.iter().map(Stretch::offsets).sum();
-    let wait = |runner: &mut Runner<_>| reader.wait(&mut runner.merge, &all, Duration::from_millis(20));
+    let wait = || {
+        reader.wait(Duration::from_millis(20));
+    };
     drive(args, runner, total, |events| events, wait)
 }
 
@@ -163,7 +166,7 @@ fn drive<S: Log>(
     mut runner: Runner<S>,
     total: u64,
     done: impl Fn(u64) -> u64,
-    wait: impl Fn(&mut Runner<S>),
+    wait: impl Fn(),
 ) -> anyhow::Result<Outcome> {
     let mut trends = BTreeMap::new();
     let progress = Progress::new("replaying", total);
@@ -174,7 +177,7 @@ fn drive<S: Log>(
         match runner.step()? {
             Stepped::Event(applied) => note(&mut trends, &applied),
             Stepped::Wait => {
-                wait(&mut runner);
+                wait();
                 continue;
             }
             Stepped::End => break,

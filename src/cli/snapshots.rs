@@ -111,7 +111,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     match &args.command {
         Command::List { json } => list(place, *json)?,
         Command::Show { generation, json } => show(place, *generation, *json)?,
-        Command::Verify => verify(dir)?,
+        Command::Verify => verify(place)?,
         Command::Export { space, generation, out } => export(place, &name(space)?, *generation, out)?,
         Command::Import { space, from, start_at } => {
             import(place, config, name(space)?, from.as_deref(), start_at.as_deref())?;

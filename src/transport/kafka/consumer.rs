@@ -1,24 +1,22 @@
 //! Partitions as logs of the merge.
 //!
-//! One thread takes messages from the client, reads the events, and puts them into a queue a partition; from a partition
-//! whose queue is full nothing is taken. The engine's thread takes them from there. When partitions are assigned, the
-//! offsets from which to read on are put into the assignment itself: they are ours, from the snapshot, then from what was
-//! read since; the group's committed offsets are never asked.
+//! One thread polls the client for all partitions, reads the events, and puts them into a queue a partition; a queue that
+//! is full pauses its partition. The engine's thread takes them from there. When partitions are assigned, the offsets
+//! from which to read on are put into the assignment itself: they are ours, from the snapshot, then from what was read
+//! since; the group's committed offsets are never asked.
 //!
-//! Offsets have gaps, so that the end of a partition cannot be told from its last message: the client says it. It does so
-//! without the topic, hence in a queue of its own for every partition. Nor are partitions ever paused: the client then
-//! throws away what it has read ahead.
+//! Whether a partition has nothing more is told by the client's statistics: offsets have gaps, so that the end cannot be
+//! told from the last message.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Headers, Message};
@@ -37,11 +35,12 @@ use crate::merge::{Origin, Read, Source, Sourced};
 use crate::transport::Log;
 use crate::wire::events::{Bad, Parser};
 
-/// A queue takes no more than so many events, and bytes, before its partition has to wait.
-const QUEUE_EVENTS: usize = 4096;
-const QUEUE_BYTES: usize = 32 << 20;
+/// A queue takes no more than so many events, and bytes, before its partition is paused.
+const QUEUE_EVENTS: usize = 16_384;
+const QUEUE_BYTES: usize = 64 << 20;
 
-/// What the client reads ahead of a partition, unless its settings say otherwise.
+/// What the client reads ahead of a partition, unless its settings say otherwise: what it has when the partition is
+/// paused it throws away and reads again.
 const AHEAD: [(&str, &str); 3] = [
     ("queued.min.messages", "10000"),
     ("queued.max.messages.kbytes", "8192"),
@@ -49,11 +48,8 @@ const AHEAD: [(&str, &str); 3] = [
     ("fetch.queue.backoff.ms", "20"),
 ];
 
-/// So many messages are taken from a partition before the others have their turn.
-const TURN: usize = 256;
-
-/// How long nothing is looked for after nothing has come.
-const PAUSE: Duration = Duration::from_millis(5);
+/// For so long after it was paused the client's word for how far it read a partition is not taken.
+const UNSURE: Duration = Duration::from_millis(4 * STATISTICS_MS);
 
 /// How often the client tells how far it is.
 const STATISTICS_MS: u64 = 250;
@@ -82,9 +78,6 @@ struct Shared {
     partitions: Mutex<BTreeMap<(Side, i32), Arc<Queue>>>,
     /// Partitions that turned up since the start: they are yet to be merged.
     added: Mutex<Vec<(Place, Arc<Queue>)>>,
-    /// The client's own queues, which the polling thread is yet to take over.
-    split: Mutex<Vec<ClientQueue>>,
-    consumer: OnceLock<Weak<BaseConsumer<Watch>>>,
     topics: [String; 2],
     /// Whether some queue has something new.
     news: Mutex<bool>,
@@ -97,9 +90,6 @@ struct Shared {
     trouble: Arc<Trouble>,
     grouped: bool,
 }
-
-/// The client's queue of a partition.
-type ClientQueue = ((Side, i32), PartitionQueue<Watch>);
 
 /// What was read of a partition and not yet taken.
 #[derive(Default)]
@@ -115,8 +105,12 @@ struct QueueState {
     next: u64,
     /// Messages that are not read yet, as far as is known.
     lag: Option<u64>,
+    /// The client said that there is nothing more; true once that is sure.
+    ending: bool,
     /// Since when there is nothing more.
     ended: Option<Instant>,
+    paused: bool,
+    resumed: Option<Instant>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -170,13 +164,16 @@ impl ClientContext for Watch {
         for (&(side, partition), queue) in partitions.iter() {
             let topic = statistics.topics.get(self.0.topic(side));
             let Some(known) = topic.and_then(|topic| topic.partitions.get(&partition)) else { continue };
-            if known.fetch_state != "active" || known.ls_offset < 0 {
+            let (end, next) = (known.ls_offset, known.next_offset);
+            if known.fetch_state != "active" || end < 0 || next < 0 {
                 continue;
             }
             let mut state = lock(&queue.state);
-            // What is left after the last message may be no message.
-            let lag = known.ls_offset.unsigned_abs().saturating_sub(state.next);
-            state.lag = Some(if state.ended.is_some() { 0 } else { lag });
+            state.lag = Some(end.unsigned_abs().saturating_sub(state.next));
+            state.ending = next >= end && state.ended.is_none() && state.is_sure();
+            if state.next >= end.unsigned_abs() {
+                state.end();
+            }
         }
     }
 }
@@ -222,7 +219,11 @@ impl Shared {
             let key = (side, element.partition());
             missing.remove(&key);
             let queue = partitions.entry(key).or_insert_with(|| self.add(side, element.partition()));
-            let next = lock(&queue.state).next;
+            let mut state = lock(&queue.state);
+            // What is assigned anew is not paused.
+            (state.paused, state.ending, state.ended) = (false, false, None);
+            let next = state.next;
+            drop(state);
             assignment.add_partition_offset(element.topic(), element.partition(), Offset::Offset(next as i64))?;
         }
         drop(partitions);
@@ -239,26 +240,11 @@ impl Shared {
         consumer.assign(&assignment)
     }
 
-    /// Gives a partition a queue of its own in the client. Messages must not have come yet: they would stay behind.
-    fn split(&self, side: Side, partition: i32) -> Result<(), Problem> {
-        let consumer = self.consumer.get().and_then(Weak::upgrade);
-        let queue = consumer.and_then(|consumer| consumer.split_partition_queue(self.topic(side), partition));
-        let Some(queue) = queue else {
-            let doing = format!("reading {}/{partition}", self.topic(side));
-            return Err(Problem::Failed { doing, problem: "the client does not know it".to_owned() });
-        };
-        lock(&self.split).push(((side, partition), queue));
-        Ok(())
-    }
-
     /// A partition that was not there at the start.
     fn add(&self, side: Side, partition: i32) -> Arc<Queue> {
         let topic = self.topic(side).to_owned();
         tracing::info!(topic, partition, "a new partition: it is read from its beginning");
         let queue = Arc::new(Queue::default());
-        if let Err(problem) = self.split(side, partition) {
-            self.fail(problem);
-        }
         // Its name wants the topic's id, which whoever adds it to the merge has.
         let place = Place { side, topic, partition, name: String::new(), position: at(0) };
         lock(&self.added).push((place, queue.clone()));
@@ -268,8 +254,22 @@ impl Shared {
 }
 
 impl QueueState {
+    fn end(&mut self) {
+        self.ending = false;
+        self.ended.get_or_insert_with(Instant::now);
+    }
+
+    /// Whether the client's word for how far it has read can be taken: paused, it forgets what it had read ahead.
+    fn is_sure(&self) -> bool {
+        !self.paused && self.resumed.is_none_or(|since| since.elapsed() > UNSURE)
+    }
+
     fn is_full(&self) -> bool {
         self.events.len() >= QUEUE_EVENTS || self.bytes >= QUEUE_BYTES
+    }
+
+    fn has_room(&self) -> bool {
+        self.events.len() < QUEUE_EVENTS / 2 && self.bytes < QUEUE_BYTES / 2
     }
 }
 
@@ -286,8 +286,6 @@ impl Reader {
         let shared = Arc::new(Shared {
             partitions: Mutex::default(),
             added: Mutex::default(),
-            split: Mutex::default(),
-            consumer: OnceLock::new(),
             topics: [topics.queries.clone(), topics.rewards.clone()],
             news: Mutex::new(false),
             changed: Condvar::new(),
@@ -306,7 +304,7 @@ impl Reader {
             logs.push((place.clone(), Partition::new(place, queue, shared.clone(), ending(i))));
         }
         let mut settings = cluster.consumer();
-        settings.set("statistics.interval.ms", STATISTICS_MS.to_string()).set("enable.partition.eof", "true");
+        settings.set("statistics.interval.ms", STATISTICS_MS.to_string());
         for (key, value) in AHEAD {
             if settings.get(key).is_none() {
                 settings.set(key, value);
@@ -316,8 +314,6 @@ impl Reader {
             settings.set("group.instance.id", instance).set("client.id", instance);
         }
         let consumer: Arc<BaseConsumer<Watch>> = Arc::new(make(&settings, Watch(shared.clone()))?);
-        let _ = shared.consumer.set(Arc::downgrade(&consumer));
-        places.iter().try_for_each(|place| shared.split(place.side, place.partition))?;
         let cannot = |error: KafkaError| failed("reading the topics", &error);
         if shared.grouped {
             consumer.subscribe(&[&topics.queries, &topics.rewards]).map_err(cannot)?;
@@ -335,7 +331,7 @@ impl Reader {
             consumer: consumer.clone(),
             shared: shared.clone(),
             parser,
-            queues: Vec::new(),
+            paused: BTreeSet::new(),
             partitions: (cluster.config.lanes == Lanes::Partition).then_some(number),
         };
         let thread = std::thread::Builder::new()
@@ -395,8 +391,6 @@ impl Drop for Reader {
             // It has nothing to tell: what went wrong is in `problem`.
             let _ = thread.join();
         }
-        // These keep the client, which keeps this.
-        lock(&self.shared.split).clear();
     }
 }
 
@@ -405,8 +399,7 @@ struct Polling {
     consumer: Arc<BaseConsumer<Watch>>,
     shared: Arc<Shared>,
     parser: Arc<Parser>,
-    /// The client's queues.
-    queues: Vec<ClientQueue>,
+    paused: BTreeSet<(Side, i32)>,
     /// How many partitions there are, where each space has its own.
     partitions: Option<usize>,
 }
@@ -414,41 +407,25 @@ struct Polling {
 impl Polling {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Relaxed) {
-            self.queues.append(&mut lock(&self.shared.split));
-            let taken: usize = self.queues.iter().map(|(key, queue)| self.take_turn(*key, queue)).sum();
-            // Rebalances, statistics, trouble: messages come by the partitions' queues alone.
-            match self.consumer.poll(if taken == 0 { PAUSE } else { Duration::ZERO }) {
-                Some(Ok(message)) => {
-                    let doing = format!("reading {}/{}", message.topic(), message.partition());
-                    let problem = "a message has come another way than it should".to_owned();
-                    self.shared.fail(Problem::Failed { doing, problem });
-                }
+            let wait = Duration::from_millis(if self.paused.is_empty() { 100 } else { 2 });
+            // The message borrows the client, not this.
+            let consumer = self.consumer.clone();
+            match consumer.poll(wait) {
+                Some(Ok(message)) => self.take(&message),
                 Some(Err(error)) => self.trouble(&error),
-                None => {}
+                // All that the client had when it said that it was at the end has been taken.
+                None => self.settle_ends(),
+            }
+            if !self.paused.is_empty() {
+                self.resume();
             }
         }
     }
 
-    /// Takes some messages of a partition; how many.
-    fn take_turn(&self, key: (Side, i32), messages: &PartitionQueue<Watch>) -> usize {
-        let Some(queue) = lock(&self.shared.partitions).get(&key).cloned() else { return 0 };
-        for taken in 0..TURN {
-            if lock(&queue.state).is_full() {
-                return taken;
-            }
-            match messages.poll(Duration::ZERO) {
-                Some(Ok(message)) => self.take(key.0, &queue, &message),
-                Some(Err(KafkaError::PartitionEOF(_))) => {
-                    lock(&queue.state).ended.get_or_insert_with(Instant::now);
-                }
-                Some(Err(error)) => self.trouble(&error),
-                None => return taken,
-            }
-        }
-        TURN
-    }
-
-    fn take(&self, side: Side, queue: &Queue, message: &BorrowedMessage<'_>) {
+    fn take(&mut self, message: &BorrowedMessage<'_>) {
+        let side = if message.topic() == self.shared.topics[0] { Side::Query } else { Side::Reward };
+        let key = (side, message.partition());
+        let Some(queue) = lock(&self.shared.partitions).get(&key).cloned() else { return };
         let offset = message.offset().max(0).unsigned_abs();
         let event = Sourced {
             input: self.read(side, message),
@@ -462,13 +439,18 @@ impl Polling {
             return;
         }
         state.next = offset + 1;
-        state.ended = None;
+        (state.ending, state.ended) = (false, None);
         state.bytes += event.input.bytes();
         let was_empty = state.events.is_empty();
         state.events.push_back(event);
+        let full = state.is_full() && !state.paused;
         drop(state);
         if was_empty {
             self.shared.tell();
+        }
+        if full {
+            self.paused.insert(key);
+            self.set_paused(key, true);
         }
     }
 
@@ -506,6 +488,41 @@ impl Polling {
             }
             // The client mends all others by itself.
             _ => self.shared.trouble.note(error, "while reading"),
+        }
+    }
+
+    fn settle_ends(&self) {
+        for queue in lock(&self.shared.partitions).values() {
+            let mut state = lock(&queue.state);
+            if state.ending {
+                state.end();
+            }
+        }
+    }
+
+    fn resume(&mut self) {
+        let partitions = lock(&self.shared.partitions);
+        let roomy = |key: &&(Side, i32)| partitions.get(key).is_none_or(|queue| lock(&queue.state).has_room());
+        let keys: Vec<(Side, i32)> = self.paused.iter().filter(roomy).copied().collect();
+        drop(partitions);
+        for key in keys {
+            self.paused.remove(&key);
+            self.set_paused(key, false);
+        }
+    }
+
+    fn set_paused(&self, (side, partition): (Side, i32), paused: bool) {
+        if let Some(queue) = lock(&self.shared.partitions).get(&(side, partition)) {
+            let mut state = lock(&queue.state);
+            (state.paused, state.ending) = (paused, false);
+            state.resumed = (!paused).then(Instant::now);
+        }
+        let mut list = TopicPartitionList::new();
+        list.add_partition(self.shared.topic(side), partition);
+        let done = if paused { self.consumer.pause(&list) } else { self.consumer.resume(&list) };
+        if let Err(error) = done {
+            // It was taken away meanwhile: when it comes back it is not paused.
+            tracing::debug!(%error, paused, "a partition could not be paused or resumed");
         }
     }
 }
