@@ -17,7 +17,7 @@
 //! - [`snapshot`] and [`store`]: what is kept of a lane, and generations of it in a small ordered map on disk.
 //! - [`router`]: parameters and a query in, a distribution over models out.
 //! - [`wire`]: versioned formats of what leaves the process.
-//! - [`simulate`]: worlds that know the truth.
+//! - [`simulate`]: worlds that know the truth, and traffic in them.
 //!
 //! The edges, behind the feature `daemon`: `cli` (the program's commands), `runner` (what drives the engine),
 //! `transport` (where events come from and parameters go), `http` (the router sidecar), the stores on disk in `store`,

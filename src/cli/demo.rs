@@ -13,14 +13,11 @@ use tempfile::TempDir;
 use super::Failure;
 use super::closed_loop::ClosedLoop;
 use super::progress::Progress;
+use super::world::{WorldArgs, WorldKind, positive, share};
 use crate::config::{Algorithm, Config, LearnerConfig, Preset, Settings, Spec};
 use crate::hpg::spectra::Eigen;
 use crate::report::{Block, Column, Lines, Page, Section, Series, Spectrum, StackedShares, Table};
-use crate::simulate::World;
 use crate::simulate::history::{History, Point, Summary};
-use crate::simulate::items::{Items, ItemsSpec};
-use crate::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
-use crate::simulate::queries::Shape;
 use crate::simulate::run::{Plan, run as run_loop};
 
 /// Watch it learn: simulated queries, several models, rewards; a table and a report at the end
@@ -41,27 +38,8 @@ pub struct Args {
     /// Number of models
     #[arg(long, default_value_t = 8, value_parser = positive)]
     models: usize,
-    /// What the models are good at
-    #[arg(long, value_enum, default_value_t = WorldKind::LogQuadratic)]
-    world: WorldKind,
-    /// How queries are spread over directions
-    #[arg(long, value_enum, default_value_t = ShapeKind::PowerLaw)]
-    queries: ShapeKind,
-    /// The paper's s: the rank of the models' kernels
-    #[arg(long, default_value_t = 2, value_parser = positive)]
-    intrinsic_rank: usize,
-    /// Standard deviation of expected rewards over queries and models, before they are clipped to 0..1
-    #[arg(long, default_value_t = 0.3, value_parser = positive_number)]
-    signal: f64,
-    /// Number of items (--world items)
-    #[arg(long, default_value_t = 100, value_parser = positive)]
-    items: usize,
-    /// Temperature of the models' recommendations (--world items)
-    #[arg(long, default_value_t = 0.05, value_parser = positive_number)]
-    temperature: f64,
-    /// Bound of what the kernels leave unexplained (--world items)
-    #[arg(long, default_value_t = 0.05, value_parser = share)]
-    misspecification: f64,
+    #[command(flatten)]
+    world: WorldArgs,
     /// Rounds between a decision and its reward
     #[arg(long, default_value_t = 0)]
     delay: u64,
@@ -97,26 +75,6 @@ const EXAMPLES: &str = "Examples:
   pointsman demo --delay 1000 --refresh 1000 --lost 0.2
   pointsman demo --switch-at 20000 --set learner.half_life=10000
   pointsman demo --set learner.rank=4 --set learner.eta=0.3";
-
-/// What the models are good at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum WorldKind {
-    /// Expected reward 0.5 + q'Wq, clipped: the policy class fits exactly
-    LogQuadratic,
-    /// The paper's: models recommend items, items earn rewards
-    Items,
-}
-
-/// How queries are spread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ShapeKind {
-    /// Amplitude of direction j falls as 1/j: few directions matter, as in real embeddings
-    PowerLaw,
-    /// All directions alike
-    Isotropic,
-    /// Around topics
-    Clustered,
-}
 
 /// Who learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -178,7 +136,7 @@ fn contestants(args: &Args, config: &Config) -> Result<Vec<(String, Spec)>, crat
         let (name, learner) = match contestant {
             Contestant::Configured => (name_of(&base), base.clone()),
             Contestant::Theory => {
-                let (preset, rank) = (Preset::Theory, Some(args.intrinsic_rank));
+                let (preset, rank) = (Preset::Theory, Some(args.world.intrinsic_rank));
                 (
                     "HPG, theory".to_owned(),
                     LearnerConfig { preset, intrinsic_rank: rank, horizon: Some(args.rounds), ..fresh.clone() },
@@ -198,31 +156,6 @@ fn name_of(learner: &LearnerConfig) -> String {
     match learner.algorithm {
         Algorithm::Hpg => format!("HPG, {}", learner.preset),
         other => other.to_string(),
-    }
-}
-
-fn world(args: &Args, seed: u64) -> Box<dyn World> {
-    let Args { dim, models, intrinsic_rank, signal, .. } = *args;
-    let shape = match args.queries {
-        ShapeKind::PowerLaw => Shape::PowerLaw,
-        ShapeKind::Isotropic => Shape::Isotropic,
-        ShapeKind::Clustered => Shape::Clustered,
-    };
-    match args.world {
-        WorldKind::LogQuadratic => {
-            Box::new(LogQuadratic::new(LogQuadraticSpec { dim, models, intrinsic_rank, signal, shape, seed }))
-        }
-        WorldKind::Items => Box::new(Items::new(ItemsSpec {
-            dim,
-            models,
-            intrinsic_rank,
-            items: args.items,
-            temperature: args.temperature,
-            misspecification: args.misspecification,
-            signal,
-            shape,
-            seed,
-        })),
     }
 }
 
@@ -253,7 +186,7 @@ fn run_all(args: &Args, specs: &[(String, Spec)], jobs: &[Job]) -> anyhow::Resul
 }
 
 fn run_one(args: &Args, spec: &Spec, seed: u64, progress: &Progress) -> anyhow::Result<Outcome> {
-    let mut world = world(args, seed);
+    let mut world = args.world.draw(args.dim, args.models, seed);
     let plan = Plan {
         rounds: args.rounds,
         delay: args.delay,
@@ -400,20 +333,20 @@ fn facts(args: &Args) -> Vec<(String, String)> {
         ("queries", args.rounds.to_string()),
         ("dimension", args.dim.to_string()),
         ("models", args.models.to_string()),
-        ("world", name(&args.world)),
-        ("query spectrum", name(&args.queries)),
-        ("intrinsic rank", args.intrinsic_rank.to_string()),
-        ("signal", args.signal.to_string()),
+        ("world", name(&args.world.world)),
+        ("query spectrum", name(&args.world.queries)),
+        ("intrinsic rank", args.world.intrinsic_rank.to_string()),
+        ("signal", args.world.signal.to_string()),
         ("delay", format!("{} rounds", args.delay)),
         ("router refresh", format!("{} rounds", args.refresh)),
         ("lost rewards", format!("{}%", 100.0 * args.lost)),
         ("first seed", args.seed.to_string()),
         ("runs", args.runs.to_string()),
     ];
-    if args.world == WorldKind::Items {
-        facts.push(("items", args.items.to_string()));
-        facts.push(("temperature", args.temperature.to_string()));
-        facts.push(("misspecification", args.misspecification.to_string()));
+    if args.world.world == WorldKind::Items {
+        facts.push(("items", args.world.items.to_string()));
+        facts.push(("temperature", args.world.temperature.to_string()));
+        facts.push(("misspecification", args.world.misspecification.to_string()));
     }
     facts.extend(args.switch_at.map(|round| ("switch at", format!("round {round}"))));
     facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
@@ -514,16 +447,4 @@ fn page(args: &Args, specs: &[(String, Spec)], rows: &[Row], outcomes: &[Outcome
             ),
         ],
     }
-}
-
-fn positive(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|&x| x > 0).ok_or_else(|| "must be a whole number above 0".to_owned())
-}
-
-fn positive_number(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|x| (1e-6..=1e6).contains(x)).ok_or_else(|| "must be a number from 1e-6 to 1e6".to_owned())
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|x| (0.0..=1.0).contains(x)).ok_or_else(|| "must be a number from 0 to 1".to_owned())
 }

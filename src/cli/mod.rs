@@ -1,18 +1,22 @@
 //! The command line: one file a subcommand.
 
 mod check_config;
+mod client;
 mod closed_loop;
 mod demo;
 mod dump;
+mod health;
 mod learn;
 mod params;
 mod progress;
 mod replay;
 mod route;
 mod settings;
+mod simulate;
 mod snapshots;
 mod summary;
 mod topics;
+mod world;
 
 use std::path::{Path, PathBuf};
 
@@ -52,11 +56,13 @@ enum Command {
     Demo(Box<demo::Args>),
     Learn(learn::Args),
     Route(route::Args),
+    Simulate(Box<simulate::Args>),
     Replay(replay::Args),
     Snapshots(snapshots::Args),
     Params(params::Args),
     Topics(topics::Args),
     Dump(dump::Args),
+    Health(health::Args),
     CheckConfig(check_config::Args),
 }
 
@@ -83,11 +89,13 @@ impl Cli {
             Command::Demo(args) => demo::run(&args, &config),
             Command::Learn(args) => learn::run(&args, &config),
             Command::Route(args) => route::run(&args, &config),
+            Command::Simulate(args) => simulate::run(&args, &config),
             Command::Replay(args) => replay::run(&args, &config),
             Command::Snapshots(args) => snapshots::run(&args, &config),
             Command::Params(args) => params::run(&args, &config),
             Command::Topics(args) => topics::run(&args, &config),
             Command::Dump(args) => dump::run(&args, &config),
+            Command::Health(args) => health::run(&args, &config),
             Command::CheckConfig(args) => check_config::run(&args, &config),
         }
     }

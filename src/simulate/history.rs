@@ -19,10 +19,26 @@ struct Sums {
     linearized_regret: f64,
 }
 
+impl Sums {
+    fn joined(&self, other: &Self) -> Self {
+        let add = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a + b).collect();
+        Self {
+            rounds: self.rounds + other.rounds,
+            policy: self.policy + other.policy,
+            oracle: self.oracle + other.oracle,
+            constants: add(&self.constants, &other.constants),
+            traffic: add(&self.traffic, &other.traffic),
+            regret: self.regret + other.regret,
+            linearized_regret: self.linearized_regret + other.linearized_regret,
+        }
+    }
+}
+
 /// A run, in bins of equal length.
 #[derive(Debug, Clone)]
 pub struct History {
     bin_rounds: u64,
+    bins_max: usize,
     bins: Vec<Sums>,
 }
 
@@ -71,11 +87,20 @@ impl Summary {
 impl History {
     /// For `rounds` rounds in at most `bins` bins.
     pub fn new(rounds: u64, bins: u64) -> Self {
-        Self { bin_rounds: rounds.div_ceil(bins.max(1)).max(1), bins: Vec::new() }
+        Self { bin_rounds: rounds.div_ceil(bins.max(1)).max(1), bins_max: usize::MAX, bins: Vec::new() }
+    }
+
+    /// For a run whose length nobody knows, in at most `bins` bins: when there are more, two become one.
+    pub fn unbounded(bins: usize) -> Self {
+        Self { bin_rounds: 1, bins_max: bins.max(2), bins: Vec::new() }
     }
 
     /// Adds a round: expected rewards, scores of the policy that regret is measured against, and the decision.
     pub fn add(&mut self, expected: &[f64], best_scores: &[f64], decision: &Decision) {
+        let full = |bin: &Sums| bin.rounds == self.bin_rounds;
+        if self.bins.len() == self.bins_max && self.bins.last().is_some_and(full) {
+            self.coarsen();
+        }
         if self.bins.last().is_none_or(|bin| bin.rounds == self.bin_rounds) {
             let models = expected.len();
             self.bins.push(Sums { constants: vec![0.0; models], traffic: vec![0.0; models], ..Sums::default() });
@@ -97,6 +122,16 @@ impl History {
         bin.linearized_regret += terms.sum::<f64>();
     }
 
+    /// Makes one bin of every two.
+    fn coarsen(&mut self) {
+        let pairs = self.bins.chunks(2).map(|pair| match pair {
+            [first, second] => first.joined(second),
+            rest => rest.first().cloned().unwrap_or_default(),
+        });
+        self.bins = pairs.collect();
+        self.bin_rounds *= 2;
+    }
+
     /// Rounds so far.
     pub fn rounds(&self) -> u64 {
         self.bins.iter().map(|bin| bin.rounds).sum()
@@ -116,14 +151,18 @@ impl History {
 
     /// The last `share` of the run (1 is all of it), in figures.
     pub fn summary(&self, share: f64) -> Summary {
+        self.summary_against(share, self.best_constant())
+    }
+
+    /// The same, with this model for the best constant one.
+    pub fn summary_against(&self, share: f64, model: usize) -> Summary {
         let skip = ((1.0 - share) * self.bins.len() as f64).round() as usize;
         let bins = &self.bins[skip.min(self.bins.len())..];
-        let best = self.best_constant();
         let rounds = bins.iter().map(|bin| bin.rounds).sum::<u64>().max(1) as f64;
         let mean = |of: &dyn Fn(&Sums) -> f64| bins.iter().map(of).sum::<f64>() / rounds;
         Summary {
             policy: mean(&|bin| bin.policy),
-            best_constant: mean(&|bin| bin.constants[best]),
+            best_constant: mean(&|bin| bin.constants.get(model).copied().unwrap_or_default()),
             uniform: mean(&|bin| average(&bin.constants)),
             oracle: mean(&|bin| bin.oracle),
         }
@@ -185,5 +224,20 @@ mod tests {
         // Against the uniform policy of W* = 0: nothing lost in the first half, 0.375 a round won in the second.
         assert!((points[4].regret).abs() < 1e-12 && (points[9].regret + 50.0 * 0.375).abs() < 1e-12);
         assert!(points[4].linearized_regret.abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_run_without_end_keeps_a_bounded_number_of_bins() {
+        let (mut open, mut known) = (History::unbounded(20), History::new(1000, 1000));
+        for t in 0..1000 {
+            let expected = if t < 900 { [0.5, 0.25] } else { [0.0, 1.0] };
+            let decision = Decision { model: 1, distribution: Distribution::mix(uniform(2), 0.0, &uniform(2)) };
+            open.add(&expected, &[0.0, 0.0], &decision);
+            known.add(&expected, &[0.0, 0.0], &decision);
+            assert!(open.bins.len() <= 20 && open.rounds() == t + 1);
+        }
+        assert_eq!(open.summary(1.0), known.summary(1.0));
+        assert!((open.summary(0.1).oracle - known.summary(0.1).oracle).abs() < 0.3);
+        assert_eq!(open.summary_against(1.0, 1).best_constant, 0.325);
     }
 }

@@ -7,8 +7,10 @@
 pub mod history;
 pub mod items;
 pub mod log_quadratic;
+pub mod quantiles;
 pub mod queries;
 pub mod run;
+pub mod traffic;
 
 use rand::{Rng, RngExt};
 

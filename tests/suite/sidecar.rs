@@ -103,7 +103,7 @@ fn answer(mut response: ureq::http::Response<ureq::Body>) -> (u16, Value) {
     (response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
-fn write_config(dir: &Path, port: u16, more: &str) -> std::path::PathBuf {
+pub fn write_config(dir: &Path, port: u16, more: &str) -> std::path::PathBuf {
     let path = dir.join("pointsman.toml");
     let text = format!(
         "{more}\n[http]\nlisten = \"127.0.0.1:{port}\"\n[store]\ndir = {store:?}\n[transport.file]\ndir = {log:?}\npoll_ms = 20\nidle_ms = 40\n",
@@ -114,7 +114,7 @@ fn write_config(dir: &Path, port: u16, more: &str) -> std::path::PathBuf {
     path
 }
 
-fn events(dir: &Path, side: &str) -> Vec<Value> {
+pub fn events(dir: &Path, side: &str) -> Vec<Value> {
     let mut paths: Vec<_> =
         fs::read_dir(dir.join("log").join(side)).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();

@@ -1,0 +1,45 @@
+//! `pointsman health`: does it answer?
+
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+
+use super::Failure;
+use super::client::{self, Target};
+use crate::config::Config;
+
+/// Ask a learner or router how it is: exit code 0 if it answers well, 1 if not
+///
+/// For containers and scripts that have no other HTTP client. /live tells that the process answers, /ready that it does
+/// its work: a router is ready when it has parameters (or --serve-uniform), a learner when it reads events.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// What to ask, plain http://; default: /live at http.listen
+    #[arg(long)]
+    url: Option<String>,
+    /// How long to wait for the answer
+    #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    timeout_ms: u64,
+}
+
+const EXAMPLES: &str = "Examples:
+  pointsman health
+  pointsman health --url http://127.0.0.1:9464/ready
+  pointsman health --config shop.toml --timeout-ms 500";
+
+/// Runs the command.
+pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+    let url = match &args.url {
+        Some(url) => client::check_url(url).map_err(Failure::Usage)?,
+        None => format!("{}/live", client::local(&config.http.listen)),
+    };
+    let agent = Target::agent(Duration::from_millis(args.timeout_ms), 1);
+    let mut response = agent.get(&url).call().with_context(|| format!("{url} does not answer"))?;
+    if response.status().is_success() {
+        println!("{url}: {}", response.status());
+        return Ok(());
+    }
+    let said = response.body_mut().read_to_string().unwrap_or_default();
+    Err(anyhow!("{url}: {} {}", response.status(), said.trim()).into())
+}
