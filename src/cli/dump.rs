@@ -11,11 +11,12 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use super::progress::Progress;
-use crate::config::{Config, Settings};
+use crate::config::{Config, Lanes, Settings};
 use crate::engine::Side;
 use crate::report::{Column, Table};
 use crate::transport::kafka::cluster::Cluster;
 use crate::transport::kafka::history::{Changed, Mark, Scribe, Span, Stretch, read, stretches};
+use crate::transport::kafka::topics::check_partitions;
 
 /// Write a stretch of the Kafka topics of queries and rewards to log files, for `replay` and for keeping
 ///
@@ -26,8 +27,8 @@ use crate::transport::kafka::history::{Changed, Mark, Scribe, Span, Stretch, rea
 /// A line is the message's bytes, with three exceptions, since files have neither record times nor headers; they are
 /// counted. An event without a time gets that of its record, as its last field (events.fields.ts_ms). Newlines between
 /// JSON values become spaces. What would be a dead letter on Kafka, but as a line would not be the same or not be one
-/// (empty messages, newlines in what is no JSON, a content-type that is not JSON, a ts_ms beyond join.future_ms), is
-/// written as a JSON string, in base64: a dead letter to `replay`, too.
+/// (empty messages, newlines in what is no JSON, a content-type that is not JSON, a ts_ms beyond join.future_ms, a space
+/// in the wrong partition), is written as a JSON string, in base64: a dead letter to `replay`, too.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -53,7 +54,7 @@ const EXAMPLES: &str = "Examples:
   pointsman dump --config shop.toml --out january --since 2026-01-01T00:00:00Z --until 2026-02-01T00:00:00Z
   pointsman replay --config shop.toml --queries january/queries/*.zst --rewards january/rewards/*.zst
 
-To learn from history first, and then go on live where it ended:
+To learn from history first, and then go on live where it ended (with transport.kafka.lanes = \"one\"):
   pointsman dump --config shop.toml --out history
   pointsman replay --config shop.toml --queries history/queries/*.zst --rewards history/rewards/*.zst \\
       --store data/store --keep-open
@@ -107,7 +108,8 @@ fn dump(
     let sides: Vec<Side> = topics.iter().map(|topic| topic.side()).collect();
     let stretches = stretches(&cluster, Span { since: args.since, until: args.until }, &sides)?;
     let progress = Progress::new("dumping", stretches.iter().map(Stretch::offsets).sum());
-    let mut scribe = Scribe::new(settings);
+    let by_space = config.transport.kafka.lanes == Lanes::Partition;
+    let mut scribe = Scribe::new(settings, by_space.then(|| check_partitions(&cluster)).transpose()?.map(|n| n.0));
     let mut written = Vec::new();
     for topic in topics {
         let its: Vec<Stretch> = stretches.iter().filter(|s| s.place.side == topic.side()).cloned().collect();

@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow};
 use super::Failure;
 use super::progress::Progress;
 use super::summary;
-use crate::config::{Config, Settings, StoreConfig};
+use crate::config::{Config, Lanes, Settings, StoreConfig};
 use crate::engine::{Applied, Engine, Side, SpaceView};
 use crate::event::Name;
 use crate::merge::MergeState;
@@ -127,7 +127,11 @@ fn replay_files(args: &Args, config: &Config, settings: &Settings, places: Place
 }
 
 fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Places) -> anyhow::Result<Outcome> {
-    let cluster = Cluster::new(&config.transport.kafka)?;
+    let kafka = &config.transport.kafka;
+    if args.store.is_some() && kafka.lanes == Lanes::Partition {
+        return Err(anyhow!("--from-kafka --store makes one lane: it needs transport.kafka.lanes = \"one\""));
+    }
+    let cluster = Cluster::new(kafka)?;
     cluster.reach()?;
     let (mut runner, mut state) = Runner::<Partition>::open(settings, &config.snapshot, places)?;
     let stretches = resolve(args, &cluster, &state)?;

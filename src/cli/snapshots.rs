@@ -340,6 +340,9 @@ fn import(
         head.publications.remove(&space);
     }
     if let Some((_, positions)) = &starts {
+        if lane != store::ONE_LANE {
+            return Err(anyhow!("--start-at is for all partitions together, but {lane} is a lane of some of them"));
+        }
         head.merge.positions = positions.clone();
     }
     let generation = archive.commit(&lane, &head.seal(), engine.take_changes())?;

@@ -20,8 +20,10 @@ use serde_json::{Value, json};
 use super::cluster::{CALL, Cluster, Plain, Problem, failed, make};
 use super::consumer::other_type;
 use super::positions::{Place, at, name};
+use super::topics::partition_of;
 use crate::config::{Settings, parse_time};
 use crate::engine::Side;
+use crate::event::Name;
 use crate::wire::events::{Bad, Parser};
 
 /// A place in all partitions of a topic.
@@ -217,45 +219,56 @@ pub struct Scribe {
     parser: Parser,
     bytes_max: usize,
     ts_field: String,
+    /// How many partitions there are, where each space has its own.
+    partitions: Option<usize>,
     /// What it did so far.
     pub changed: Changed,
 }
 
 impl Scribe {
-    /// By these settings.
-    pub fn new(settings: &Settings) -> Self {
+    /// By these settings; with the number of partitions, where each space has its own.
+    pub fn new(settings: &Settings, partitions: Option<usize>) -> Self {
         Self {
             parser: Parser::new(settings),
             bytes_max: settings.events.bytes_max,
             ts_field: settings.events.fields.ts_ms.clone(),
+            partitions,
             changed: Changed::default(),
         }
     }
 
     /// The line of a message, without its end.
     pub fn line_of<'a>(&mut self, side: Side, message: &'a BorrowedMessage<'_>) -> Cow<'a, [u8]> {
-        let is_json = other_type(message).is_none();
-        self.line(side, message.payload().unwrap_or_default(), message.timestamp().to_millis(), is_json)
+        let (bytes, record_ms) = (message.payload().unwrap_or_default(), message.timestamp().to_millis());
+        if other_type(message).is_some() || self.is_astray(side, message.partition(), bytes, record_ms) {
+            return self.wrap(bytes);
+        }
+        self.line(side, bytes, record_ms)
+    }
+
+    /// Whether a good event is in the partition of another space.
+    fn is_astray(&self, side: Side, partition: i32, bytes: &[u8], record_ms: Option<i64>) -> bool {
+        let belongs = |number| Some(partition_of(&self.read(side, bytes, record_ms).ok()?.1, number));
+        self.partitions.and_then(belongs).is_some_and(|expected| expected != partition)
     }
 
     /// The line that comes to what a message came to: the same event, or a dead letter.
-    fn line<'a>(&mut self, side: Side, bytes: &'a [u8], record_ms: Option<i64>, is_json: bool) -> Cow<'a, [u8]> {
-        let blank = bytes.iter().all(u8::is_ascii_whitespace);
-        if blank || !is_json {
+    fn line<'a>(&mut self, side: Side, bytes: &'a [u8], record_ms: Option<i64>) -> Cow<'a, [u8]> {
+        if bytes.iter().all(u8::is_ascii_whitespace) {
             return self.wrap(bytes);
         }
         let newlines = bytes.contains(&b'\n');
-        let ts_ms = match self.time(side, bytes, None) {
+        let ts_ms = match self.read(side, bytes, None) {
             // A newline within a string is no JSON; as a space it would be.
             Err(Bad::NotJson(_) | Bad::Oversized { .. }) if newlines => return self.wrap(bytes),
             Err(Bad::MissingField(field)) if field == self.ts_field => None,
             // It is bad whatever its time.
             Err(_) => Some(i64::MIN),
-            Ok(ts_ms) => Some(ts_ms),
+            Ok((ts_ms, _)) => Some(ts_ms),
         };
         // Only beside its record's time is it too far ahead.
         let ahead = record_ms.is_some() && ts_ms > record_ms;
-        if ahead && self.time(side, bytes, record_ms).is_err() {
+        if ahead && self.read(side, bytes, record_ms).is_err() {
             return self.wrap(bytes);
         }
         let line = if newlines {
@@ -280,11 +293,11 @@ impl Scribe {
         }
     }
 
-    /// The time of a good event.
-    fn time(&self, side: Side, bytes: &[u8], record_ms: Option<i64>) -> Result<i64, Bad> {
+    /// Time and space of a good event.
+    fn read(&self, side: Side, bytes: &[u8], record_ms: Option<i64>) -> Result<(i64, Name), Bad> {
         match side {
-            Side::Query => self.parser.query(bytes, record_ms).map(|event| event.ts_ms),
-            Side::Reward => self.parser.reward(bytes, record_ms).map(|event| event.ts_ms),
+            Side::Query => self.parser.query(bytes, record_ms).map(|event| (event.ts_ms, event.space)),
+            Side::Reward => self.parser.reward(bytes, record_ms).map(|event| (event.ts_ms, event.space)),
         }
     }
 
@@ -341,41 +354,41 @@ mod tests {
         let settings = config.check().unwrap();
         let parser = Parser::new(&settings);
         let large = format!("{{\"request_id\":\"r\",\"ts_ms\":5,{}\"reward\":1}}", "\n".repeat(100));
-        for (bytes, json, expected) in [
-            (r#"{"request_id":"r","ts_ms":5,"reward":1}"#, true, None),
-            (
-                "{\"request_id\":\"r\",\n\"ts_ms\":5,\r\n\"reward\":1}\n",
-                true,
-                Some(Changed { joined: 1, ..Changed::default() }),
-            ),
-            (r#"{"request_id":"r","reward":1} "#, true, Some(Changed { timed: 1, ..Changed::default() })),
-            (r#"{"request_id":"r","ts_ms":null,"reward":1}"#, true, Some(Changed { timed: 1, ..Changed::default() })),
-            ("{\"request_id\":\"r\",\n\"reward\":1}", true, Some(Changed { timed: 1, joined: 1, wrapped: 0 })),
-            (
-                "{\"request_id\":\"r\n\",\"ts_ms\":5,\"reward\":1}",
-                true,
-                Some(Changed { wrapped: 1, ..Changed::default() }),
-            ),
-            ("", true, Some(Changed { wrapped: 1, ..Changed::default() })),
-            (" \n", true, Some(Changed { wrapped: 1, ..Changed::default() })),
-            (&large, true, Some(Changed { wrapped: 1, ..Changed::default() })),
-            (r#"{"request_id":"r","ts_ms":5,"reward":1}"#, false, Some(Changed { wrapped: 1, ..Changed::default() })),
-            (
-                r#"{"request_id":"r","ts_ms":9999999,"reward":1}"#,
-                true,
-                Some(Changed { wrapped: 1, ..Changed::default() }),
-            ),
-            ("{oops", true, None),
-            (r#"{"request_id":"","reward":1}"#, true, None),
-            ("[1]", true, None),
+        for (bytes, timed, joined, wrapped) in [
+            (r#"{"request_id":"r","ts_ms":5,"reward":1}"#, 0, 0, 0),
+            ("{\"request_id\":\"r\",\n\"ts_ms\":5,\r\n\"reward\":1}\n", 0, 1, 0),
+            (r#"{"request_id":"r","reward":1} "#, 1, 0, 0),
+            (r#"{"request_id":"r","ts_ms":null,"reward":1}"#, 1, 0, 0),
+            ("{\"request_id\":\"r\",\n\"reward\":1}", 1, 1, 0),
+            ("{\"request_id\":\"r\n\",\"ts_ms\":5,\"reward\":1}", 0, 0, 1),
+            ("", 0, 0, 1),
+            (" \n", 0, 0, 1),
+            (&large, 0, 0, 1),
+            (r#"{"request_id":"r","ts_ms":9999999,"reward":1}"#, 0, 0, 1),
+            ("{oops", 0, 0, 0),
+            (r#"{"request_id":"","reward":1}"#, 0, 0, 0),
+            ("[1]", 0, 0, 0),
         ] {
-            let mut scribe = Scribe::new(&settings);
-            let line = scribe.line(Side::Reward, bytes.as_bytes(), Some(7), json).into_owned();
+            let mut scribe = Scribe::new(&settings, None);
+            let line = scribe.line(Side::Reward, bytes.as_bytes(), Some(7)).into_owned();
+            let expected = Changed { timed, joined, wrapped };
             assert!(!line.contains(&b'\n') && !line.iter().all(u8::is_ascii_whitespace), "{bytes:?}");
-            assert_eq!(scribe.changed, expected.unwrap_or_default(), "{bytes:?}");
-            assert!(expected.is_some() || line == bytes.as_bytes(), "{bytes:?}");
-            let live = parser.reward(bytes.as_bytes(), Some(7)).ok().filter(|_| json);
+            assert_eq!(scribe.changed, expected, "{bytes:?}");
+            assert!(expected != Changed::default() || line == bytes.as_bytes(), "{bytes:?}");
+            let live = parser.reward(bytes.as_bytes(), Some(7)).ok();
             assert_eq!(parser.reward(&line, None).ok(), live, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn an_event_may_be_in_the_partition_of_another_space() {
+        let settings = Config::default().check().unwrap();
+        let bytes = br#"{"request_id":"r","space":"shop","reward":1}"#;
+        let home = partition_of(&Name::try_from("shop").unwrap(), 6);
+        for partition in 0..6 {
+            let astray =
+                |partitions| Scribe::new(&settings, partitions).is_astray(Side::Reward, partition, bytes, Some(7));
+            assert_eq!((astray(Some(6)), astray(None)), (partition != home, false));
         }
     }
 
