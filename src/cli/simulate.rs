@@ -147,6 +147,8 @@ struct State {
     traffic: Traffic,
     stopped: bool,
     latencies: Quantiles,
+    /// When the last answer came.
+    answered: Duration,
     errors: u64,
     rewards: u64,
     reward_sum: f64,
@@ -161,6 +163,7 @@ impl State {
             traffic,
             stopped: false,
             latencies: Quantiles::default(),
+            answered: Duration::ZERO,
             errors: 0,
             rewards: 0,
             reward_sum: 0.0,
@@ -226,6 +229,7 @@ impl Simulation {
         let (model, propensities) = self.understand(&decided)?;
         let mut state = self.lock();
         state.latencies.add(took.as_secs_f64());
+        state.answered = self.start.elapsed();
         state.params_version = state.params_version.max(decided.params_version);
         state.traffic.answered(ask, model, propensities, self.now_us());
         self.changed.notify_one();
@@ -442,6 +446,8 @@ impl std::fmt::Display for Stretch {
 /// What it came to.
 struct Outcome {
     seconds: f64,
+    /// Until the last answer: rewards may come long after it.
+    requests_per_s: Option<f64>,
     requests: u64,
     rewards: u64,
     lost: u64,
@@ -464,6 +470,7 @@ impl Outcome {
         let in_ms = |share: f64| state.latencies.at(share).map(|seconds| 1e3 * seconds);
         Self {
             seconds: simulation.start.elapsed().as_secs_f64(),
+            requests_per_s: (history.rounds() > 0).then(|| history.rounds() as f64 / state.answered.as_secs_f64()),
             requests: history.rounds(),
             rewards: state.rewards,
             lost: state.traffic.lost(),
@@ -491,7 +498,7 @@ impl Outcome {
         let (gap, last_gap) = self.gaps();
         let rows = [
             ("requests".to_owned(), self.requests.to_string()),
-            ("requests a second".to_owned(), of_requests(self.requests as f64 / self.seconds, 1)),
+            ("requests a second".to_owned(), number(self.requests_per_s, 1)),
             ("rewards sent".to_owned(), self.rewards.to_string()),
             ("rewards lost on purpose".to_owned(), self.lost.to_string()),
             ("rewards not sent any more".to_owned(), self.unsent.to_string()),
@@ -521,6 +528,7 @@ impl Outcome {
             "seed": args.seed,
             "seconds": self.seconds,
             "requests": self.requests,
+            "requests_per_s": self.requests_per_s,
             "rewards": self.rewards,
             "rewards_lost": self.lost,
             "rewards_unsent": self.unsent,
