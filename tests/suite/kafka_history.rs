@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::broker::shared;
 use crate::site::{Site, traffic};
+use crate::size::sized;
 
 const MODELS: [&str; 3] = ["a", "b", "c"];
 const PARTITIONS: i32 = 3;
@@ -314,14 +315,15 @@ fn long_partitions_are_read_to_their_end() {
     let Some(topics) = Topics::new("history-long") else { return };
     let ms = 1_700_000_000_000;
     let reward = |i: i64| json!({"request_id": format!("r{i}"), "ts_ms": ms + i, "reward": 1}).to_string().into_bytes();
-    let messages: Vec<Sent> = (0..30_000).map(|i| (i32::from(i % 10 == 0), ms + i, reward(i), None)).collect();
+    let number = sized(150_000, 1_000_000) as i64;
+    let messages: Vec<Sent> = (0..number).map(|i| (i32::from(i % 10 == 0), ms + i, reward(i), None)).collect();
     topics.send("rewards", &messages);
     topics.send_together("rewards", &given_up("rewards", 7), false);
     for arguments in [&["replay", "--from-kafka", "--json"][..], &["learn", "--once", "--json"]] {
         let found = topics.json(arguments);
-        assert_eq!((&found["rewards"], &found["out_of_order"]), (&json!(30_000), &json!(0)), "{arguments:?}");
+        assert_eq!((&found["rewards"], &found["out_of_order"]), (&json!(number), &json!(0)), "{arguments:?}");
     }
-    assert_eq!(topics.json(&["dump", "--out", "d", "--json"])["messages"], 30_000);
+    assert_eq!(topics.json(&["dump", "--out", "d", "--json"])["messages"], number);
 
     // `learn --once` has published, though there was nothing to learn from: the space of the rewards.
     let shown = topics.json(&["params", "show", "--topic", "--json"]);

@@ -48,8 +48,9 @@ const AHEAD: [(&str, &str); 3] = [
     ("fetch.queue.backoff.ms", "20"),
 ];
 
-/// For so long after it was paused the client's word for how far it read a partition is not taken.
-const UNSURE: Duration = Duration::from_millis(4 * STATISTICS_MS);
+/// For so long after it was paused the client's word for how far it read a partition is not taken, unless a message has
+/// come since.
+const UNSURE: Duration = Duration::from_secs(5);
 
 /// How often the client tells how far it is.
 const STATISTICS_MS: u64 = 250;
@@ -110,6 +111,7 @@ struct QueueState {
     /// Since when there is nothing more.
     ended: Option<Instant>,
     paused: bool,
+    /// When it was resumed, if no message has come since.
     resumed: Option<Instant>,
 }
 
@@ -221,7 +223,10 @@ impl Shared {
             let queue = partitions.entry(key).or_insert_with(|| self.add(side, element.partition()));
             let mut state = lock(&queue.state);
             // What is assigned anew is not paused.
-            (state.paused, state.ending, state.ended) = (false, false, None);
+            if std::mem::take(&mut state.paused) {
+                state.resumed = Some(Instant::now());
+            }
+            (state.ending, state.ended) = (false, None);
             let next = state.next;
             drop(state);
             assignment.add_partition_offset(element.topic(), element.partition(), Offset::Offset(next as i64))?;
@@ -259,7 +264,8 @@ impl QueueState {
         self.ended.get_or_insert_with(Instant::now);
     }
 
-    /// Whether the client's word for how far it has read can be taken: paused, it forgets what it had read ahead.
+    /// Whether the client's word for how far it has read can be taken. Paused, it throws away what it had read ahead, and
+    /// says so only when it reads again: which the first message shows.
     fn is_sure(&self) -> bool {
         !self.paused && self.resumed.is_none_or(|since| since.elapsed() > UNSURE)
     }
@@ -439,7 +445,7 @@ impl Polling {
             return;
         }
         state.next = offset + 1;
-        (state.ending, state.ended) = (false, None);
+        (state.ending, state.ended, state.resumed) = (false, None, None);
         state.bytes += event.input.bytes();
         let was_empty = state.events.is_empty();
         state.events.push_back(event);
