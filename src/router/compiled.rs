@@ -1,10 +1,10 @@
-//! Parameters laid out for routing: all vectors of all models as the rows of one matrix, so that scoring a query is one
+//! Parameters laid out for routing: all vectors of all models as the columns of one matrix, so that scoring a query is one
 //! matrix-vector product in single precision.
 
 use std::ops::RangeInclusive;
 
 use faer::linalg::matmul::matmul;
-use faer::{Accum, ColMut, ColRef, MatRef, Par};
+use faer::{Accum, ColMut, ColRef, Mat, Par};
 
 use super::{Distribution, Params, Policy, ScoreForm};
 use crate::event::{BadQuery, Name, Query};
@@ -13,13 +13,13 @@ use crate::event::{BadQuery, Name, Query};
 #[derive(Debug, Clone)]
 pub struct Compiled {
     params: Params,
-    /// Eigenvectors, model by model, then linear parts.
-    rows: Vec<f32>,
-    /// Eigenvalues, in the order of the rows.
+    /// Eigenvectors, model by model, then linear parts: each a column, which the library aligns.
+    columns: Mat<f32>,
+    /// Eigenvalues, in the order of the columns.
     eigenvalues: Vec<f32>,
     /// Number of eigenvalues of each model.
     ranks: Vec<usize>,
-    /// Models that have a linear part, in the order of its rows.
+    /// Models that have a linear part, in the order of its columns.
     linear: Vec<usize>,
 }
 
@@ -27,15 +27,17 @@ impl Compiled {
     /// Lays out parameters.
     pub fn new(mut params: Params) -> Self {
         let forms = std::mem::take(&mut params.policy.scores);
-        let mut rows: Vec<f32> = forms.iter().flat_map(|form| &form.eigenvectors).copied().collect();
+        let dim = params.dim;
+        let mut vectors: Vec<&[f32]> = forms.iter().flat_map(|form| form.eigenvectors.chunks_exact(dim)).collect();
         let eigenvalues: Vec<f32> = forms.iter().flat_map(|form| &form.eigenvalues).copied().collect();
         let ranks = forms.iter().map(|form| form.eigenvalues.len()).collect();
         let linear: Vec<usize> = (0..forms.len()).filter(|&m| !forms[m].linear.is_empty()).collect();
-        linear.iter().for_each(|&m| rows.extend_from_slice(&forms[m].linear));
-        // Only what the rows do not hold stays with the parameters.
+        vectors.extend(linear.iter().map(|&m| &forms[m].linear[..]));
+        let columns = Mat::from_fn(dim, vectors.len(), |i, j| vectors[j][i]);
+        // Only what the matrix does not hold stays with the parameters.
         let biases = forms.iter().map(|form| ScoreForm { bias: form.bias, ..ScoreForm::default() });
         params.policy.scores = biases.collect();
-        Self { params, rows, eigenvalues, ranks, linear }
+        Self { params, columns, eigenvalues, ranks, linear }
     }
 
     /// Parameters that know nothing yet: every model alike, or one that is always played.
@@ -91,17 +93,17 @@ impl Compiled {
         Ok(scores)
     }
 
-    /// Rows times a query, and what brings the query to length 1: it is cheaper to scale the few products.
+    /// Products of the columns with a query, and what brings the query to length 1: it is cheaper to scale the few products.
     fn products(&self, query: &[f32]) -> Result<(Vec<f32>, f64), BadQuery> {
         let square = self.square(query)?;
         let mut products = vec![0.0; self.eigenvalues.len() + self.linear.len()];
         if PLAIN_SQUARES.contains(&square) {
-            product(&self.rows, query, &mut products);
+            product(&self.columns, query, &mut products);
             return Ok((products, square.sqrt().recip()));
         }
         // Too long or too short for products in single precision.
         let unit: Vec<f32> = query.iter().map(|&x| (f64::from(x) / square.sqrt()) as f32).collect();
-        product(&self.rows, &unit, &mut products);
+        product(&self.columns, &unit, &mut products);
         Ok((products, 1.0))
     }
 
@@ -148,11 +150,10 @@ fn square(query: &[f32]) -> f64 {
     sums.iter().sum::<f64>() + rest.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>()
 }
 
-/// out = rows query, on this thread.
-fn product(rows: &[f32], query: &[f32], out: &mut [f32]) {
-    let rows = MatRef::from_row_major_slice(rows, out.len(), query.len());
+/// out = columns' query, on this thread.
+fn product(columns: &Mat<f32>, query: &[f32], out: &mut [f32]) {
     let (query, out) = (ColRef::from_slice(query), ColMut::from_slice_mut(out));
-    matmul(out, Accum::Replace, rows, query, 1.0, Par::Seq);
+    matmul(out, Accum::Replace, columns.transpose(), query, 1.0, Par::Seq);
 }
 
 #[cfg(test)]

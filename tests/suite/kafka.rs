@@ -610,3 +610,62 @@ fn a_pair_of_partitions_is_a_lane() {
     assert_eq!(shown["lane"], json!("partition-2"));
     assert!(place.fails(&["learn", "--once"]).contains("the store has a lane \"partition-0\""));
 }
+
+#[test]
+fn a_learner_without_a_snapshot_begins_where_it_is_told() {
+    let Some(brokers) = broker::shared() else { return };
+    let place = Place::new(brokers, SMALL);
+    let learn = |store: &str, start: &str| -> Value {
+        let store = format!("store.dir={}", place.dir.path().join(store).display());
+        let start = format!("transport.kafka.start={start}");
+        let arguments = ["learn", "--once", "--json", "--set", &store, "--set", &start, "--set", "audit.applied_log="];
+        serde_json::from_slice(&place.ok(&arguments).stdout).unwrap()
+    };
+    pairs(&place, 0, 10);
+    assert_eq!(learn("late", "latest")["queries"], json!(0));
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+    std::thread::sleep(Duration::from_millis(20));
+    let between = now();
+    std::thread::sleep(Duration::from_millis(20));
+    pairs(&place, 10, 7);
+    assert_eq!(
+        learn("late", "latest")["applied"],
+        json!(7),
+        "what came since its first start, with a snapshot at zero"
+    );
+    assert_eq!(learn("timed", &between.to_string())["applied"], json!(7));
+    assert_eq!(learn("all", "earliest")["applied"], json!(17));
+}
+
+#[test]
+fn what_cannot_be_delivered_stops_the_learner_and_is_not_lost() {
+    if !broker::possible() {
+        return;
+    }
+    let mut kafka = Broker::start(&[]);
+    let place = Place::new(kafka.address(), &SMALL.replace("every_ms = 100", "every_ms = 3000"));
+    let port = free_port();
+    let config = config_at(&place, "learn", port);
+    let text =
+        fs::read_to_string(&config).unwrap().replace("idle_ms = 100", "idle_ms = 100\ndelivery_timeout_ms = 1500");
+    fs::write(&config, text).unwrap();
+    let learn = Process::start(&config, &["learn"]);
+    let client = Client::new(port);
+    client.await_status("/ready", 200);
+    pairs(&place, 0, 20);
+    let start = Instant::now();
+    while client.get("/v1/status").is_none_or(|(_, status)| status["counts"]["applied"] != json!(20)) {
+        assert!(start.elapsed() < Duration::from_secs(30), "{}", log_of(&config));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Applied, perhaps not yet published: one of these snapshots meets no broker.
+    kafka.kill();
+    assert_eq!(learn.wait(Duration::from_secs(60)), Some(1), "{}", log_of(&config));
+    let told = log_of(&config);
+    assert!(told.contains("could not be delivered within transport.kafka.delivery_timeout_ms"), "{told}");
+    kafka.restart();
+    assert_eq!(place.learn_once()["applied"], json!(20));
+    assert_eq!(place.applied().len(), 20);
+    let newest = place.messages("params").pop().unwrap();
+    assert_eq!(pointsman::wire::params::decode(newest.payload().unwrap()).unwrap().version, 20);
+}

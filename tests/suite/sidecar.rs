@@ -45,6 +45,18 @@ impl Process {
         assert_eq!(code, Some(0), "{}", fs::read_to_string(&self.1).unwrap());
     }
 
+    /// The code that it ends with by itself, if it does in time.
+    pub fn wait(mut self, timeout: Duration) -> Option<i32> {
+        let start = Instant::now();
+        while start.elapsed() < timeout {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        None
+    }
+
     pub fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
