@@ -103,6 +103,12 @@ impl Keeper {
         if sent { Ok(()) } else { self.finish() }
     }
 
+    /// Fails if earlier work has failed.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        if ended { self.finish() } else { Ok(()) }
+    }
+
     /// Waits until all work that was handed over is done.
     pub fn settle(&mut self) -> anyhow::Result<()> {
         let (done, news) = sync_channel(1);

@@ -155,8 +155,9 @@ impl<S: Log> Runner<S> {
             || (self.events_since > 0 && self.last_snapshot.elapsed() >= Duration::from_millis(self.cadence.every_ms))
     }
 
-    /// Takes a snapshot if one is due.
+    /// Takes a snapshot if one is due. Fails, too, if an earlier one could not be made durable or published.
     pub fn snapshot_if_due(&mut self) -> anyhow::Result<()> {
+        self.keeper.check()?;
         if self.is_due() { self.snapshot() } else { Ok(()) }
     }
 
