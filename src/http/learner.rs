@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use axum::Router as Routes;
@@ -25,6 +25,7 @@ use super::{Problem, check_token};
 use crate::config::Secret;
 use crate::engine::{Counts, Engine, Totals};
 use crate::event::Name;
+use crate::transport::lock;
 
 /// What the engine's thread tells, and others ask for.
 #[derive(Default)]
@@ -73,11 +74,11 @@ impl Status {
 
     /// Tells how it goes.
     pub fn tell(&self, news: News) {
-        *self.news.lock().unwrap_or_else(PoisonError::into_inner) = news;
+        *lock(&self.news) = news;
     }
 
     fn news(&self) -> News {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.news).clone()
     }
 }
 

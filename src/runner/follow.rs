@@ -3,7 +3,7 @@
 use std::iter::once;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -16,7 +16,6 @@ use crate::http::learner::{News, Status};
 use crate::merge::MergeState;
 use crate::router::Params;
 use crate::store::{self, ONE_LANE};
-use crate::transport::Log;
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
 use crate::transport::file::AtEnd;
@@ -27,6 +26,7 @@ use crate::transport::kafka::params::ParamsTopic;
 use crate::transport::kafka::positions::{self, Place};
 use crate::transport::kafka::topics;
 use crate::transport::params::{Files, ParamsDir};
+use crate::transport::{Log, lock};
 use crate::wire::events::Parser;
 
 /// What a run is asked to do.
@@ -390,8 +390,4 @@ impl<'a> Teller<'a> {
             self.told = Instant::now();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -57,7 +57,8 @@ impl<T: Outlet> Outlet for Arc<Mutex<T>> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks what is only ever replaced, taken or added to in single steps: whoever panicked left nothing half done.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -6,12 +6,13 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::thread::JoinHandle;
 
 use tokio::sync::{mpsc, oneshot};
 
 use super::kafka::events::EventTopics;
+use super::lock;
 use crate::engine::Side;
 use crate::event::Name;
 
@@ -129,11 +130,6 @@ impl FileWriter {
         let Some(thread) = lock(&self.thread).take() else { return Ok(()) };
         thread.join().map_err(|_| anyhow::anyhow!("the writer of events panicked"))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these hold is taken or cloned in one step: nothing is half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn run(mut inbox: mpsc::Receiver<Handed>, mut queries: Segments, mut rewards: Segments) {

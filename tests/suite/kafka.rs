@@ -1,17 +1,12 @@
 //! The daemon and the sidecar on a real Kafka broker.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use pointsman::simulate::World;
-use pointsman::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
-use pointsman::simulate::queries::Shape;
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
@@ -24,7 +19,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::broker::{self, Broker};
-use crate::sidecar::{Client, Process, bytes, free_port};
+use crate::sidecar::{Client, Process, Traffic, free_port};
 use crate::size::sized;
 
 const WAIT: Duration = Duration::from_secs(10);
@@ -205,13 +200,7 @@ fn every_request_is_applied_exactly_once() {
     let (client, learner) = (Client::new(route_port), Client::new(learn_port));
     client.await_status("/ready", 200);
     learner.await_status("/ready", 200);
-    let spec =
-        LogQuadraticSpec { dim: DIM, models: 8, intrinsic_rank: 2, signal: 0.3, shape: Shape::PowerLaw, seed: 3 };
-    let mut world = LogQuadratic::new(spec);
-    let mut luck = ChaCha8Rng::seed_from_u64(5);
-    let mut waiting: VecDeque<(String, f64)> = VecDeque::new();
-    let mut rewarded = BTreeSet::new();
-    let (mut policy, mut constants, mut oracle) = (0.0, [0.0; 8], 0.0);
+    let mut traffic = Traffic::new(&models, DIM);
     // Kills come in the first three quarters, so that what was learned can be seen in the last.
     let at = |kills: usize| -> BTreeSet<usize> { (1..=kills).map(|n| rounds * 3 / 4 * n / (kills + 1)).collect() };
     let (learner_dies, broker_dies) = (at(learner_kills), at(broker_kills));
@@ -231,35 +220,17 @@ fn every_request_is_applied_exactly_once() {
             // What was learned by then is to be seen in the rest.
             let start = Instant::now();
             let applied = || learner.get("/v1/status").and_then(|(_, status)| status["counts"]["applied"].as_u64());
-            while applied().is_none_or(|applied| applied < rewarded.len() as u64) {
+            while applied().is_none_or(|applied| applied < traffic.rewarded.len() as u64) {
                 assert!(start.elapsed() < Duration::from_secs(120), "{:?}\n{}", applied(), log_of(&learn_config));
                 std::thread::sleep(Duration::from_millis(100));
             }
         }
-        let query = world.next_query();
-        let (status, decision) = client.post("/v1/route", "application/octet-stream", &bytes(&query));
-        assert_eq!(status, 200, "{decision}");
-        let expected = world.expected_rewards(&query);
-        if round >= rounds * 3 / 4 {
-            let of = |name: &str| decision["propensities"][name].as_f64().unwrap();
-            policy += models.iter().zip(&expected).map(|(name, r)| of(name) * r).sum::<f64>();
-            constants.iter_mut().zip(&expected).for_each(|(sum, r)| *sum += r);
-            oracle += expected.iter().fold(0.0_f64, |m, &r| m.max(r));
-        }
-        let chosen = models.iter().position(|name| decision["model"] == **name).unwrap();
-        let reward = f64::from(u8::from(luck.random::<f64>() < expected[chosen]));
-        if luck.random::<f64>() >= 0.1 {
-            waiting.push_back((decision["request_id"].as_str().unwrap().to_owned(), reward));
-        }
-        if waiting.len() > 100 {
-            let (request_id, reward) = waiting.pop_front().unwrap();
-            assert_eq!(client.json("/v1/rewards", &json!({"request_id": request_id, "reward": reward})).0, 202);
-            rewarded.insert(request_id);
-        }
+        traffic.ask(&client, round >= rounds * 3 / 4);
     }
     route.terminate();
     learn.terminate();
     let summary = place.learn_once();
+    let rewarded = &traffic.rewarded;
     assert_eq!(
         (summary["queries"].as_u64(), summary["rewards"].as_u64()),
         (Some(rounds as u64), Some(rewarded.len() as u64))
@@ -269,16 +240,15 @@ fn every_request_is_applied_exactly_once() {
     // The topics themselves, read by another client.
     let queries: BTreeSet<String> = place.ids("queries").into_iter().collect();
     let rewards: BTreeSet<String> = place.ids("rewards").into_iter().collect();
-    assert_eq!((queries.len(), &rewards), (rounds, &rewarded));
+    assert_eq!((queries.len(), &rewards), (rounds, rewarded));
     let applied = place.applied();
     let unique: BTreeSet<String> = applied.iter().cloned().collect();
-    assert_eq!((applied.len(), &unique), (rewarded.len(), &rewarded), "each exactly once");
+    assert_eq!((applied.len(), &unique), (rewarded.len(), rewarded), "each exactly once");
     // The newest parameters on the topic are those of the last state.
     let newest = place.messages("params").pop().unwrap();
     let params = pointsman::wire::params::decode(newest.payload().unwrap()).unwrap();
     assert_eq!((newest.key(), Some(params.version)), (Some(&b"default"[..]), summary["version"].as_u64()));
-    let best = constants.iter().fold(0.0_f64, |m, &r| m.max(r));
-    let closed = (policy - best) / (oracle - best);
+    let closed = traffic.closed();
     println!(
         "{rounds} requests, learner killed {} times, broker {}: {} applied, each once; {:.1}% of the gap in the last quarter",
         killed.0,

@@ -1,6 +1,6 @@
 //! The router sidecar over real HTTP, alone and in the loop with the daemon.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pointsman::event::Query;
 use pointsman::simulate::World;
 use pointsman::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
 use pointsman::simulate::queries::Shape;
@@ -308,13 +307,7 @@ fn the_closed_loop_learns() {
     let mut route = Process::start(&config, &["route", "--serve-uniform"]);
     let client = Client::new(port);
     client.await_status("/ready", 200);
-    let spec =
-        LogQuadraticSpec { dim: DIM, models: 8, intrinsic_rank: 2, signal: 0.3, shape: Shape::PowerLaw, seed: 3 };
-    let mut world = LogQuadratic::new(spec);
-    let mut luck = ChaCha8Rng::seed_from_u64(5);
-    let mut waiting: VecDeque<(String, f64)> = VecDeque::new();
-    let mut rewarded = 0;
-    let (mut policy, mut constants, mut oracle) = (0.0, [0.0; 8], 0.0);
+    let mut traffic = Traffic::new(&models, DIM);
     for round in 0..rounds {
         if round == rounds / 3 {
             route.terminate();
@@ -325,26 +318,7 @@ fn the_closed_loop_learns() {
             learn.kill();
             learn = Process::start(&config, &["learn", "--set", "http.listen="]);
         }
-        let query = world.next_query();
-        let (status, decision) = client.post("/v1/route", "application/octet-stream", &bytes(&query));
-        assert_eq!(status, 200, "{decision}");
-        let expected = world.expected_rewards(&query);
-        if round >= rounds * 3 / 4 {
-            let of = |name: &str| decision["propensities"][name].as_f64().unwrap();
-            policy += models.iter().zip(&expected).map(|(name, r)| of(name) * r).sum::<f64>();
-            constants.iter_mut().zip(&expected).for_each(|(sum, r)| *sum += r);
-            oracle += expected.iter().fold(0.0_f64, |m, &r| m.max(r));
-        }
-        let chosen = models.iter().position(|name| decision["model"] == **name).unwrap();
-        let reward = f64::from(u8::from(luck.random::<f64>() < expected[chosen]));
-        if luck.random::<f64>() >= 0.1 {
-            waiting.push_back((decision["request_id"].as_str().unwrap().to_owned(), reward));
-        }
-        if waiting.len() > 100 {
-            let (request_id, reward) = waiting.pop_front().unwrap();
-            assert_eq!(client.json("/v1/rewards", &json!({"request_id": request_id, "reward": reward})).0, 202);
-            rewarded += 1;
-        }
+        traffic.ask(&client, round >= rounds * 3 / 4);
     }
     route.terminate();
     learn.terminate();
@@ -355,14 +329,72 @@ fn the_closed_loop_learns() {
         .unwrap();
     let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(summary["queries"], json!(rounds));
-    assert_eq!((&summary["rewards"], &summary["applied"]), (&json!(rewarded), &json!(rewarded)));
+    let rewarded = json!(traffic.rewarded.len());
+    assert_eq!((&summary["rewards"], &summary["applied"]), (&rewarded, &rewarded));
     assert_eq!(summary["dead_letters"], json!(0));
-    let best = constants.iter().fold(0.0_f64, |m, &r| m.max(r));
-    let closed = (policy - best) / (oracle - best);
+    let closed = traffic.closed();
     println!("closed loop of {rounds} requests: {:.1}% of the gap in the last quarter", 100.0 * closed);
     assert!(closed > 0.25, "only {closed} of the gap between the best constant model and the oracle");
 }
 
-pub fn bytes(query: &Query) -> Vec<u8> {
-    query.as_slice().iter().flat_map(|&x| (x as f32).to_le_bytes()).collect()
+/// Simulated traffic with delayed and lost rewards, one request at a time.
+pub struct Traffic {
+    models: Vec<String>,
+    world: LogQuadratic,
+    luck: ChaCha8Rng,
+    waiting: VecDeque<(String, f64)>,
+    /// Requests whose reward was sent.
+    pub rewarded: BTreeSet<String>,
+    policy: f64,
+    constants: Vec<f64>,
+    oracle: f64,
+}
+
+impl Traffic {
+    pub fn new(models: &[String], dim: usize) -> Self {
+        let number = models.len();
+        let shape = Shape::PowerLaw;
+        let spec = LogQuadraticSpec { dim, models: number, intrinsic_rank: 2, signal: 0.3, shape, seed: 3 };
+        Self {
+            models: models.to_vec(),
+            world: LogQuadratic::new(spec),
+            luck: ChaCha8Rng::seed_from_u64(5),
+            waiting: VecDeque::new(),
+            rewarded: BTreeSet::new(),
+            policy: 0.0,
+            constants: vec![0.0; number],
+            oracle: 0.0,
+        }
+    }
+
+    /// Has a query routed, and sends a reward that is due; `judged`: it counts for how well it is routed.
+    pub fn ask(&mut self, client: &Client, judged: bool) {
+        let query = self.world.next_query();
+        let bytes: Vec<u8> = query.as_slice().iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
+        let (status, decision) = client.post("/v1/route", "application/octet-stream", &bytes);
+        assert_eq!(status, 200, "{decision}");
+        let expected = self.world.expected_rewards(&query);
+        if judged {
+            let of = |name: &str| decision["propensities"][name].as_f64().unwrap();
+            self.policy += self.models.iter().zip(&expected).map(|(name, r)| of(name) * r).sum::<f64>();
+            self.constants.iter_mut().zip(&expected).for_each(|(sum, r)| *sum += r);
+            self.oracle += expected.iter().fold(0.0_f64, |m, &r| m.max(r));
+        }
+        let chosen = self.models.iter().position(|name| decision["model"] == **name).unwrap();
+        let reward = f64::from(u8::from(self.luck.random::<f64>() < expected[chosen]));
+        if self.luck.random::<f64>() >= 0.1 {
+            self.waiting.push_back((decision["request_id"].as_str().unwrap().to_owned(), reward));
+        }
+        if self.waiting.len() > 100 {
+            let (request_id, reward) = self.waiting.pop_front().unwrap();
+            assert_eq!(client.json("/v1/rewards", &json!({"request_id": request_id, "reward": reward})).0, 202);
+            self.rewarded.insert(request_id);
+        }
+    }
+
+    /// How much of the gap between the best constant model and the oracle was closed, in what was judged.
+    pub fn closed(&self) -> f64 {
+        let best = self.constants.iter().fold(0.0_f64, |m, &r| m.max(r));
+        (self.policy - best) / (self.oracle - best)
+    }
 }

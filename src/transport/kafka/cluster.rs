@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminClient, AdminOptions};
@@ -15,6 +15,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use thiserror::Error;
 
 use crate::config::KafkaConfig;
+use crate::transport::lock;
 
 /// How long the brokers are waited for in one call.
 pub const CALL: Duration = Duration::from_secs(10);
@@ -180,10 +181,6 @@ impl Trouble {
     fn reason(&self) -> Option<(RDKafkaErrorCode, String)> {
         lock(&self.last).clone()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A client's log line, as one of ours.
@@ -386,6 +383,38 @@ where
     C: ClientContext,
 {
     T::from_config_and_context(settings, context).map_err(|error| Problem::BadClient(error.to_string()))
+}
+
+/// Whether an error lasts: the client mends all others by itself.
+pub fn is_lasting(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    let lasting = [
+        Code::AutoOffsetReset,
+        Code::OffsetOutOfRange,
+        Code::Authentication,
+        Code::TopicAuthorizationFailed,
+        Code::GroupAuthorizationFailed,
+        Code::UnknownTopicOrPartition,
+        Code::UnknownTopic,
+        Code::UnknownPartition,
+    ];
+    let fatal = matches!(error, KafkaError::MessageConsumptionFatal(_));
+    fatal || error.rdkafka_error_code().is_some_and(|code| lasting.contains(&code))
+}
+
+/// What a lasting error comes to.
+pub fn lasting(doing: &str, error: &KafkaError) -> Problem {
+    use RDKafkaErrorCode as Code;
+    match error.rdkafka_error_code() {
+        Some(Code::AutoOffsetReset | Code::OffsetOutOfRange) => Problem::Failed {
+            doing: format!("offsets lost while {doing}"),
+            problem: "retention deleted messages before they were read: start again to see which".to_owned(),
+        },
+        Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
+            failed(format!("a topic is gone while {doing}"), error)
+        }
+        _ => failed(doing, error),
+    }
 }
 
 /// A problem of no other name.

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -25,14 +25,14 @@ use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{Offset, TopicPartitionList};
 use serde_json::{Value, json};
 
-use super::cluster::{Cluster, Problem, Trouble, failed, log_line, make};
+use super::cluster::{Cluster, Problem, Trouble, failed, is_lasting, lasting, log_line, make};
 use super::positions::{Place, at};
 use super::topics::partition_of;
 use crate::config::Lanes;
 use crate::engine::{Input, Side};
 use crate::event::Name;
 use crate::merge::{Origin, Read, Source, Sourced};
-use crate::transport::Log;
+use crate::transport::{Log, lock};
 use crate::wire::events::{Bad, Parser};
 
 /// A queue takes no more than so many events, and bytes, before its partition is paused.
@@ -113,11 +113,6 @@ struct QueueState {
     paused: bool,
     /// When it was resumed, if no message has come since.
     resumed: Option<Instant>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these hold is replaced in single steps: nothing is half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Partitions, each with where it is.
@@ -477,23 +472,10 @@ impl Polling {
     }
 
     fn trouble(&self, error: &KafkaError) {
-        use RDKafkaErrorCode as Code;
-        match error.rdkafka_error_code() {
-            Some(Code::AutoOffsetReset | Code::OffsetOutOfRange) => self.shared.fail(Problem::Failed {
-                doing: "offsets lost".to_owned(),
-                problem: "messages were deleted before they were read: start again to see which".to_owned(),
-            }),
-            Some(Code::Authentication | Code::TopicAuthorizationFailed | Code::GroupAuthorizationFailed) => {
-                self.shared.fail(failed("reading the topics", error));
-            }
-            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
-                self.shared.fail(failed("a topic is gone", error));
-            }
-            _ if matches!(error, KafkaError::MessageConsumptionFatal(_)) => {
-                self.shared.fail(failed("reading the topics", error));
-            }
-            // The client mends all others by itself.
-            _ => self.shared.trouble.note(error, "while reading"),
+        if is_lasting(error) {
+            self.shared.fail(lasting("reading the topics", error));
+        } else {
+            self.shared.trouble.note(error, "while reading");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Events that a router writes, as messages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdkafka::client::ClientContext;
@@ -13,6 +13,7 @@ use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, T
 use super::cluster::{Cluster, Problem, Trouble, failed, log_line, make};
 use crate::config::Lanes;
 use crate::engine::Side;
+use crate::transport::lock;
 use crate::transport::writer::{Event, NotWritten};
 
 /// Sends events; those that are accepted are on their way.
@@ -92,7 +93,7 @@ impl EventTopics {
 
     /// Accepts events, all or none.
     pub fn send(&self, events: &[Event]) -> Result<(), NotWritten> {
-        let _accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _accepting = lock(&self.accepting);
         if self.producer.in_flight_count().max(0) as usize + events.len() > self.queue_max {
             return Err(NotWritten::Full);
         }

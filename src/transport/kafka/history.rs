@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::{Offset, TopicPartitionList};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::cluster::{CALL, Cluster, Plain, Problem, failed, make};
+use super::cluster::{CALL, Cluster, Plain, Problem, failed, is_lasting, lasting, make};
 use super::consumer::other_type;
 use super::positions::{Place, at, name};
 use super::topics::partition_of;
@@ -162,8 +162,8 @@ pub fn read(
                 (offset + 1 >= stretch.end).then_some(partition)
             }
             Some(Err(KafkaError::PartitionEOF(partition))) => Some(partition),
-            Some(Err(error)) if is_mended(&error) => continue,
-            Some(Err(error)) => return Err(trouble(&topic, &error).into()),
+            Some(Err(error)) if !is_lasting(&error) => continue,
+            Some(Err(error)) => return Err(lasting(&format!("reading {topic}"), &error).into()),
         };
         moved = Instant::now();
         if let Some(partition) = ended.filter(|partition| left.remove(partition).is_some()) {
@@ -174,33 +174,6 @@ pub fn read(
         }
     }
     Ok(())
-}
-
-/// Whether the client tries again by itself.
-fn is_mended(error: &KafkaError) -> bool {
-    use RDKafkaErrorCode as Code;
-    let lasting = [
-        Code::AutoOffsetReset,
-        Code::OffsetOutOfRange,
-        Code::Authentication,
-        Code::TopicAuthorizationFailed,
-        Code::GroupAuthorizationFailed,
-        Code::UnknownTopicOrPartition,
-        Code::UnknownTopic,
-        Code::UnknownPartition,
-    ];
-    let fatal = matches!(error, KafkaError::MessageConsumptionFatal(_));
-    !fatal && error.rdkafka_error_code().is_none_or(|code| !lasting.contains(&code))
-}
-
-fn trouble(topic: &str, error: &KafkaError) -> Problem {
-    match error.rdkafka_error_code() {
-        Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => Problem::Failed {
-            doing: format!("offsets lost in {topic}"),
-            problem: "retention deleted messages while they were read: start again".to_owned(),
-        },
-        _ => failed(format!("reading {topic}"), error),
-    }
 }
 
 /// How many lines are not their messages, byte for byte.

@@ -1,6 +1,6 @@
 //! Parameters and dead letters as messages. They count when the brokers have them.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use rdkafka::Offset;
@@ -18,7 +18,7 @@ use super::positions::{Gap, parse};
 use crate::event::Name;
 use crate::failpoint;
 use crate::merge::MergeState;
-use crate::transport::{Letter, Outlet, now_ms};
+use crate::transport::{Letter, Outlet, lock, now_ms};
 
 /// Where results go.
 pub struct KafkaOutlet {
@@ -55,7 +55,7 @@ impl ProducerContext for Deliveries {
 
     fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
         if let Err((error, _)) = result {
-            let mut undelivered = self.undelivered.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut undelivered = lock(&self.undelivered.0);
             undelivered.0 += 1;
             undelivered.1 = error.to_string();
         }
@@ -127,7 +127,7 @@ impl KafkaOutlet {
         while self.producer.in_flight_count() > 0 {
             self.producer.poll(Duration::from_millis(100));
         }
-        let (number, problem) = std::mem::take(&mut *self.deliveries.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let (number, problem) = std::mem::take(&mut *lock(&self.deliveries.0));
         if number > 0 {
             return Err(Problem::NotDelivered { topic: topic.to_owned(), number, problem });
         }
