@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use tempfile::TempDir;
 
@@ -91,45 +91,77 @@ fn spawn(dir: &TempDir, arguments: &[String]) -> Process {
 }
 
 /// The address of a broker that the tests of this run share, so each with topics and groups of its own: that of
-/// `POINTSMAN_TEST_BROKERS`, else one that ends with this process. `None` if there can be none.
+/// `POINTSMAN_TEST_BROKERS`, else one by tests/broker, else that of docker-compose.yml; the last two end with this
+/// process. `None` if there can be none.
 pub fn shared() -> Option<&'static str> {
     static SHARED: OnceLock<Result<Option<String>, String>> = OnceLock::new();
     let shared = SHARED.get_or_init(|| {
         if let Ok(address) = std::env::var("POINTSMAN_TEST_BROKERS") {
             return Ok(Some(address));
         }
-        if !possible() {
-            return Ok(None);
+        if missing().is_empty() {
+            let process = Process::start(&[], Stdio::inherit())?;
+            let address = process.address.clone();
+            std::mem::forget(process);
+            return Ok(Some(address));
         }
-        let process = Process::start(&[], Stdio::inherit())?;
-        let address = process.address.clone();
-        std::mem::forget(process);
-        Ok(Some(address))
+        if let Some(address) = composed() {
+            return Ok(Some(address));
+        }
+        possible();
+        Ok(None)
     });
     shared.as_ref().unwrap_or_else(|error| panic!("{error}")).as_deref()
 }
 
-/// Whether brokers can be started here. If not, that is said once; in CI it is a failure.
-pub fn possible() -> bool {
+/// The address of the compose stack's broker, if an engine runs; it is stopped when this process ends.
+fn composed() -> Option<String> {
+    let script = "{ docker info && docker compose up --detach --wait kafka; } >&2 || exit 1
+        echo ready
+        cat > /dev/null
+        docker compose rm --stop --force kafka >&2";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let mut shell = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+    let mut line = String::new();
+    BufReader::new(shell.stdout.take()?).read_line(&mut line).ok()?;
+    let ready = line.trim() == "ready";
+    if ready {
+        std::mem::forget(shell);
+    } else {
+        let _ = shell.wait();
+    }
+    ready.then(|| "localhost:29092".to_owned())
+}
+
+/// What is needed to start brokers and is not there.
+fn missing() -> &'static [&'static str] {
     static MISSING: OnceLock<Vec<&str>> = OnceLock::new();
-    let ci = std::env::var("CI").as_deref() == Ok("true");
-    let missing = MISSING.get_or_init(|| {
+    MISSING.get_or_init(|| {
         let found = |name: &str| {
             let mut which = Command::new("sh");
             which.args(["-c", "command -v \"$0\"", name]).stdout(Stdio::null());
             which.status().is_ok_and(|status| status.success())
         };
-        let missing: Vec<_> = ["java", "mvn"].into_iter().filter(|name| !found(name)).collect();
-        if !missing.is_empty() && !ci {
+        ["java", "mvn"].into_iter().filter(|name| !found(name)).collect()
+    })
+}
+
+/// Whether brokers can be started here. If not, that is said once; in CI it is a failure.
+pub fn possible() -> bool {
+    static TOLD: Once = Once::new();
+    let missing = missing();
+    let ci = std::env::var("CI").as_deref() == Ok("true");
+    assert!(missing.is_empty() || !ci, "missing: {}, for a Kafka broker", missing.join(", "));
+    if !missing.is_empty() {
+        TOLD.call_once(|| {
             // Not by eprintln!, which a test that passes hides.
             let _ = writeln!(
                 std::io::stderr(),
                 "SKIPPED: tests with a Kafka broker (no {}; tests/run --install installs Debian's)",
                 missing.join(", no ")
             );
-        }
-        missing
-    });
-    assert!(missing.is_empty() || !ci, "missing: {}, for a Kafka broker", missing.join(", "));
+        });
+    }
     missing.is_empty()
 }
