@@ -410,6 +410,7 @@ pub fn lasting(doing: &str, error: &KafkaError) -> Problem {
             doing: format!("offsets lost while {doing}"),
             problem: "retention deleted messages before they were read: start again to see which".to_owned(),
         },
+        Some(Code::FencedInstanceId) => Problem::AnotherInstance("one with a copy of the same store".to_owned()),
         Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
             failed(format!("a topic is gone while {doing}"), error)
         }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::statistics::Statistics;
 use rdkafka::types::RDKafkaRespErr;
@@ -151,9 +151,6 @@ impl ClientContext for Watch {
 
     fn error(&self, error: KafkaError, reason: &str) {
         self.0.trouble.note(&error, reason);
-        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::Fenced) {
-            self.0.fail(Problem::AnotherInstance("one with the same store".to_owned()));
-        }
     }
 
     fn stats(&self, statistics: Statistics) {
