@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
+use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
 use serde_json::{Value, json};
@@ -75,7 +76,13 @@ impl Topics {
         let producer: ThreadedProducer<DefaultProducerContext> = self.client().create().unwrap();
         let topic = self.topic(side);
         for message in messages {
-            producer.send(record(&topic, message)).map_err(|(error, _)| error).unwrap();
+            let mut next = record(&topic, message);
+            // Its thread makes room.
+            while let Err((error, back)) = producer.send(next) {
+                assert_eq!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::QueueFull));
+                std::thread::sleep(Duration::from_millis(1));
+                next = back;
+            }
         }
         producer.flush(LONG).unwrap();
     }
