@@ -20,8 +20,9 @@
 //! - [`simulate`]: worlds that know the truth, and traffic in them.
 //!
 //! The edges, behind the feature `daemon`: `cli` (the program's commands), `runner` (what drives the engine),
-//! `transport` (where events come from and parameters go), `http` (the router sidecar), the stores on disk in `store`,
-//! `report` (tables, plots, the HTML page) and `failpoint` (where tests let it crash). The core never reaches for an edge; `cargo check --lib --no-default-features` fails when it does.
+//! `transport` (where events come from and parameters go), `http` (the router sidecar, the learner's state), the stores on
+//! disk in `store`, `report` (tables, plots, the HTML page) and `failpoint` (where tests let it crash). The core never
+//! reaches for an edge; `cargo check --lib --no-default-features` fails when it does.
 //!
 //! # Invariants
 //!

@@ -88,19 +88,21 @@ async fn serve(args: &Args, config: &Config, settings: Settings, router: Router)
         let _ = stopping.send(());
     };
     let serving = sidecar.serve(listener, stop);
-    tokio::select! {
-        served = serving => served?,
+    let served = tokio::select! {
+        served = serving => served.map_err(anyhow::Error::from),
         () = async { let _ = stopped.await; tokio::time::sleep(DRAIN).await } => {
             tracing::warn!("some requests did not end in time");
+            Ok(())
         }
-        Ok(problem) = &mut failure => return Err(problem),
-    }
+        Ok(problem) = &mut failure => Err(problem),
+    };
     fed.store(false, Ordering::Relaxed);
-    tokio::task::spawn_blocking(move || {
+    // However it ends: what was accepted is delivered first.
+    let drained = tokio::task::spawn_blocking(move || {
         let _ = feeder.join();
         writer.drain()
-    })
-    .await?
+    });
+    drained.await?.and(served)
 }
 
 /// Brings parameters to the router, says when all that there were have come, and ends when it is told to.

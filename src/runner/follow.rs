@@ -145,6 +145,10 @@ impl Run<'_> {
                 positions::check_ids(&cluster, &lanes.places)?;
                 checked = Instant::now();
             }
+            self.status.set_ready(reader.is_assigned());
+            for (place, log) in reader.added(idle) {
+                lanes.add(&cluster, place, log)?;
+            }
             let (mut events, mut ended) = (0, true);
             for lane in &mut lanes.all {
                 let (taken, last) = lane.step()?;
@@ -162,11 +166,7 @@ impl Run<'_> {
             for lane in &mut lanes.all {
                 lane.runner.snapshot_if_due()?;
             }
-            self.status.set_ready(reader.is_assigned());
             teller.tell(lanes.runners(), tell);
-            for (place, log) in reader.added(idle) {
-                lanes.add(&cluster, place, log)?;
-            }
             lanes.wake(reader.wait(Duration::from_millis(20)));
         }
         finish(lanes.all.into_iter().map(|lane| lane.runner).collect()).map(Some)

@@ -89,7 +89,6 @@ struct Shared {
     assigned: AtomicBool,
     rebalances: AtomicU64,
     trouble: Arc<Trouble>,
-    grouped: bool,
 }
 
 /// What was read of a partition and not yet taken.
@@ -292,7 +291,6 @@ impl Reader {
             assigned: AtomicBool::new(false),
             rebalances: AtomicU64::new(0),
             trouble: cluster.trouble.clone(),
-            grouped: *membership != Membership::Alone,
         });
         let mut logs = Vec::new();
         for (i, place) in places.iter().enumerate() {
@@ -313,7 +311,7 @@ impl Reader {
         }
         let consumer: Arc<BaseConsumer<Watch>> = Arc::new(make(&settings, Watch(shared.clone()))?);
         let cannot = |error: KafkaError| failed("reading the topics", &error);
-        if shared.grouped {
+        if *membership != Membership::Alone {
             consumer.subscribe(&[&topics.queries, &topics.rewards]).map_err(cannot)?;
         } else {
             let mut assignment = TopicPartitionList::new();
