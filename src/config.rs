@@ -17,6 +17,7 @@ pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, Start, Topics, parse
 use crate::event::Name;
 use crate::hpg::gradient::{Baseline, Estimator};
 use crate::hpg::projection::Ball;
+use crate::hpg::regression::RegressionSpec;
 use crate::hpg::schedule::Rate;
 use crate::joiner::{Aggregate, JoinSpec, OnMissing};
 
@@ -430,6 +431,16 @@ pub struct LearnerConfig {
     pub missing_propensities: MissingPropensities,
     /// Share of uniform exploration mixed into the policy.
     pub exploration_floor: f64,
+    /// Leading directions of the queries whose products are learned on.
+    pub feature_rank: Option<usize>,
+    /// Regularisation of what is solved by least squares.
+    pub ridge: Option<f64>,
+    /// g / sqrt(t), for regressions that are played by inverse gaps.
+    pub inverse_gap: f64,
+    /// Whether predicted rewards outside of 0..1 count as its ends.
+    pub clip_predictions: bool,
+    /// What is done about a world that changes.
+    pub drift: OnDrift,
     /// Most spaces that are created on first sight.
     pub spaces_max: usize,
     /// Seed of the learner's own draws.
@@ -460,6 +471,11 @@ impl Default for LearnerConfig {
             baseline: None,
             missing_propensities: MissingPropensities::Reject,
             exploration_floor: 0.0,
+            feature_rank: None,
+            ridge: None,
+            inverse_gap: 30.0,
+            clip_predictions: true,
+            drift: OnDrift::Detect,
             spaces_max: 1000,
             seed: 1,
         }
@@ -474,6 +490,8 @@ pub enum Algorithm {
     Hpg,
     /// Algorithm 2: magnitudes by coin betting.
     HpgParameterFree,
+    /// The paper's geometry, driven by the error of predicted rewards.
+    HypentropyRegression,
     /// Every model alike.
     Uniform,
     /// Always `fixed_model`.
@@ -502,6 +520,16 @@ pub enum Mode {
     Exact,
     /// Dual averaging: unprojected sums, projected to play.
     Lazy,
+}
+
+/// `learner.drift`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnDrift {
+    /// Nothing.
+    None,
+    /// When errors have grown for good, what was learned is doubted.
+    Detect,
 }
 
 /// `learner.learning_rate`
@@ -625,6 +653,8 @@ pub enum Method {
     Hpg(HpgSpec),
     /// Algorithm 2; the settings are those of the inner Algorithm 1.
     HpgParameterFree(HpgSpec),
+    /// Hypentropy regression.
+    HypentropyRegression(RegressionSpec),
     /// Every model alike.
     Uniform,
     /// Always the model of this index.
@@ -654,6 +684,7 @@ impl Spec {
         match self.method {
             Method::Hpg(_) => "hpg",
             Method::HpgParameterFree(_) => "hpg-parameter-free",
+            Method::HypentropyRegression(_) => "hypentropy-regression",
             Method::Uniform => "uniform",
             Method::Fixed(_) => "fixed",
         }
@@ -788,6 +819,7 @@ impl LearnerConfig {
         let method = match self.algorithm {
             Algorithm::Hpg => Method::Hpg(self.check_hpg(models.len())?),
             Algorithm::HpgParameterFree => Method::HpgParameterFree(self.check_parameter_free(models.len())?),
+            Algorithm::HypentropyRegression => Method::HypentropyRegression(self.check_regression()?),
             Algorithm::Uniform => Method::Uniform,
             Algorithm::Fixed => Method::Fixed(self.check_fixed(&models)?),
         };
@@ -862,6 +894,38 @@ impl LearnerConfig {
         self.check_shared(1.0, 1.0 / self.dim as f64, kind, Pace::theory(models, self.dim))
     }
 
+    fn check_regression(&self) -> Result<RegressionSpec, BadSetting> {
+        let rank = self.rank.unwrap_or(self.dim.min(32));
+        let ball = Ball { tau: self.tau.unwrap_or(100.0), beta: self.beta.unwrap_or(1.0), rank };
+        self.check_ball(&ball)?;
+        let eta = self.eta.unwrap_or(0.2);
+        within("learner.eta", eta, SCALE.0, SCALE.1)?;
+        if self.mode == Mode::Lazy {
+            return Err(bad("learner.mode", self.mode, "hypentropy-regression needs its parameters at every step"));
+        }
+        let feature_rank = self.feature_rank.unwrap_or(20);
+        within("learner.feature_rank", feature_rank, 0, 44)?;
+        let ridge = self.ridge.unwrap_or(1.0);
+        within("learner.ridge", ridge, SCALE.0, SCALE.1)?;
+        within("learner.inverse_gap", self.inverse_gap, SCALE.0, SCALE.1)?;
+        Ok(RegressionSpec {
+            ball,
+            mode: self.mode,
+            eta,
+            inverse_gap: self.inverse_gap,
+            feature_rank: feature_rank.min(self.dim),
+            ridge,
+            clip: self.clip_predictions,
+            drift: self.drift == OnDrift::Detect,
+        })
+    }
+
+    fn check_ball(&self, ball: &Ball) -> Result<(), BadSetting> {
+        within("learner.tau", ball.tau, SCALE.0, SCALE.1)?;
+        within("learner.beta", ball.beta, SCALE.0, SCALE.1)?;
+        within("learner.rank", ball.rank, 1, self.dim)
+    }
+
     /// What both algorithms share; the arguments are what holds where the configuration is silent.
     fn check_shared(&self, tau: f64, beta: f64, kind: LearningRate, pace: Pace) -> Result<HpgSpec, BadSetting> {
         let (rank, baseline) = match self.preset {
@@ -870,9 +934,7 @@ impl LearnerConfig {
         };
         let ball =
             Ball { tau: self.tau.unwrap_or(tau), beta: self.beta.unwrap_or(beta), rank: self.rank.unwrap_or(rank) };
-        within("learner.tau", ball.tau, SCALE.0, SCALE.1)?;
-        within("learner.beta", ball.beta, SCALE.0, SCALE.1)?;
-        within("learner.rank", ball.rank, 1, self.dim)?;
+        self.check_ball(&ball)?;
         within("learner.weight_cap", self.weight_cap, 1.0, 1e6)?;
         Ok(HpgSpec {
             ball,

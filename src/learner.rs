@@ -13,6 +13,7 @@ use crate::config::{Method, Spec};
 use crate::event::{BadExample, BadQuery, Example, Name, Query};
 use crate::hpg::learner::{Hpg, HpgState};
 use crate::hpg::parameter_free::{ParameterFree, ParameterFreeState};
+use crate::hpg::regression::{HypentropyRegression, RegressionState};
 use crate::hpg::schedule::shrink;
 use crate::hpg::spectra::Eigen;
 use crate::policy::constant::{Fixed, Uniform};
@@ -67,6 +68,8 @@ pub enum LearnerState {
     Hpg(HpgState),
     /// Algorithm 2.
     ParameterFree(ParameterFreeState),
+    /// Hypentropy regression.
+    Regression(RegressionState),
 }
 
 /// A decision: which model, and with which probabilities it was drawn.
@@ -138,6 +141,9 @@ impl Trainer {
             Method::Hpg(hpg) => Box::new(Hpg::new(hpg.clone(), spec.dim, models, spec.half_life)),
             Method::HpgParameterFree(hpg) => {
                 Box::new(ParameterFree::new(hpg.clone(), spec.dim, models, spec.half_life))
+            }
+            Method::HypentropyRegression(regression) => {
+                Box::new(HypentropyRegression::new(regression.clone(), spec.dim, models, spec.half_life))
             }
             Method::Uniform => Box::new(Uniform { models }),
             Method::Fixed(model) => Box::new(Fixed { models, model: *model }),
@@ -297,6 +303,7 @@ fn remap(mut state: LearnerState, places: &[Option<usize>], dim: usize) -> Learn
         LearnerState::Stateless => {}
         LearnerState::Hpg(hpg) => Hpg::remap(hpg, places, dim),
         LearnerState::ParameterFree(free) => ParameterFree::remap(free, places, dim),
+        LearnerState::Regression(regression) => HypentropyRegression::remap(regression, places, dim),
     }
     state
 }
@@ -309,6 +316,9 @@ fn restore_learner(spec: &Spec, state: LearnerState) -> Option<Box<dyn Learner>>
         }
         (Method::HpgParameterFree(hpg), LearnerState::ParameterFree(state)) => {
             Some(Box::new(ParameterFree::restore(hpg.clone(), spec.dim, models, spec.half_life, state)?))
+        }
+        (Method::HypentropyRegression(regression), LearnerState::Regression(state)) => {
+            Some(Box::new(HypentropyRegression::restore(regression.clone(), spec.dim, models, spec.half_life, state)?))
         }
         (Method::Uniform, LearnerState::Stateless) => Some(Box::new(Uniform { models })),
         (Method::Fixed(model), LearnerState::Stateless) => Some(Box::new(Fixed { models, model: *model })),

@@ -126,6 +126,15 @@ impl Factored {
         }
     }
 
+    /// The eigenvalues of one model, and the query's coordinates in its eigenvectors.
+    pub fn coordinates(&self, model: usize, query: &[f64], out: &mut Vec<f64>) -> &[f64] {
+        let (mut recent_products, mut base_products) = (Vec::new(), Vec::new());
+        columns_dot(&self.recent, query, &mut recent_products);
+        let factor = &self.models[model];
+        factor.coordinates(query, &recent_products, &mut base_products, out);
+        &factor.lambda
+    }
+
     /// One mirror step. A single example takes the fast path; a batch is one dense problem on multiplied-out vectors.
     pub fn step(&mut self, step: &Step, batch: &[Gradient]) {
         match batch {

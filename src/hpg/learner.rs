@@ -33,12 +33,7 @@ pub struct HpgState {
 impl Hpg {
     /// W = 0.
     pub fn new(spec: HpgSpec, dim: usize, models: usize, half_life: Option<f64>) -> Self {
-        let spectra = match spec.mode {
-            Mode::Exact => Spectra::Exact(Exact::new(dim, models)),
-            Mode::Explicit => Spectra::Explicit(Explicit::new(models)),
-            Mode::Factored => Spectra::Factored(Factored::new(models)),
-            Mode::Lazy => Spectra::Lazy(Lazy::new(dim, models)),
-        };
+        let spectra = empty_spectra(spec.mode, dim, models);
         Self { spec, dim, models, half_life, spectra }
     }
 
@@ -144,6 +139,16 @@ impl Learner for Hpg {
 
     fn save(&self) -> LearnerState {
         LearnerState::Hpg(self.state())
+    }
+}
+
+/// W = 0, in the form that a mode asks for.
+pub fn empty_spectra(mode: Mode, dim: usize, models: usize) -> Spectra {
+    match mode {
+        Mode::Exact => Spectra::Exact(Exact::new(dim, models)),
+        Mode::Explicit => Spectra::Explicit(Explicit::new(models)),
+        Mode::Factored => Spectra::Factored(Factored::new(models)),
+        Mode::Lazy => Spectra::Lazy(Lazy::new(dim, models)),
     }
 }
 

@@ -16,12 +16,16 @@
 //! the state is (U, gamma) and the paper's moves to the mirror space and back cost nothing.
 
 pub mod coin;
+pub mod directions;
+pub mod drift;
 pub mod factored;
 pub mod gradient;
 pub mod learner;
 pub mod linalg;
+pub mod newton;
 pub mod parameter_free;
 pub mod projection;
+pub mod regression;
 pub mod schedule;
 pub mod secular;
 pub mod spectra;

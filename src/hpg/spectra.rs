@@ -72,6 +72,17 @@ impl Spectra {
         }
     }
 
+    /// The eigenvalues of one model, and the query's coordinates in its eigenvectors.
+    pub fn coordinates(&self, ball: &Ball, model: usize, query: &[f64], out: &mut Vec<f64>) -> &[f64] {
+        let eigens = match self {
+            Self::Exact(Exact { eigens, .. }) | Self::Explicit(Explicit { eigens }) => eigens,
+            Self::Lazy(lazy) => lazy.projected(ball, query.len()),
+            Self::Factored(factored) => return factored.coordinates(model, query, out),
+        };
+        columns_dot(&eigens[model].vectors, query, out);
+        &eigens[model].lambda
+    }
+
     /// One mirror step with all gradients of a batch.
     pub fn step(&mut self, step: &Step, batch: &[Gradient]) {
         match self {
@@ -282,7 +293,7 @@ pub fn explicit_step(eigen: &mut Eigen, step: &Step, m: usize, batch: &[Gradient
 }
 
 /// Adds to an orthonormal basis the direction of `query` outside of it, if there is one.
-fn extend_basis(basis: &mut Vec<f64>, query: &[f64]) {
+pub fn extend_basis(basis: &mut Vec<f64>, query: &[f64]) {
     let dim = query.len();
     if basis.len() == dim * dim {
         return;

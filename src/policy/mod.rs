@@ -1,3 +1,4 @@
 //! What HPG is compared with.
 
 pub mod constant;
+pub mod symmetric;

@@ -98,6 +98,7 @@ fn model_bytes(spec: &Spec) -> usize {
 fn rank(spec: &Spec) -> usize {
     match &spec.method {
         Method::Hpg(hpg) | Method::HpgParameterFree(hpg) => hpg.ball.rank,
+        Method::HypentropyRegression(regression) => spec.dim.min(regression.ball.rank + regression.feature_rank),
         Method::Uniform | Method::Fixed(_) => 0,
     }
 }

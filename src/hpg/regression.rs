@@ -1,0 +1,434 @@
+//! Hypentropy regression: the paper's geometry, driven by the error of a predicted reward.
+//!
+//! ```text
+//! score    s_m(q) = n_m(q) + q'W_m q                                       predicts r - rbar
+//! play     inverse gap, g = inverse_gap sqrt(t), t: examples since the world last changed
+//! error    e = r - clip(rbar + s_m(q), 0, 1), of the played model m, which alone learns
+//! first    n_m: to second order in the leading directions of the queries    (newton, directions)
+//! then     Y_m += eta_m sum_i c_i q_i q_i', project, keep the rank           (spectra)
+//!          eta_m = min(3, eta / (kappa sqrt(examples of m + 1))) / beta      kappa: mean of (q_i.q_j)^2
+//!          c = (I + eta_m K)^-1 e,  K_ij = (q_i'D q_j)^2,  D = sqrt(beta) I + U diag((lambda^2 + beta^2)^(1/4) - sqrt(beta)) U'
+//! drift    when errors have grown for good, what is known is doubted: P_0, examples of m = 0, t = 0    (drift)
+//! ```
+//!
+//! The mirror step is what learns where a model's kernel lies, from few examples in many dimensions, and is slow to learn
+//! how much; the second-order part learns at once how much, but only in few directions. Each learns from what the other
+//! leaves. With `feature_rank = 0`, `clip_predictions = false` and `drift = "none"` it is the mirror step alone.
+//!
+//! c is an approximately implicit residual: D stands for the curvature of the mirror map at W.
+
+use faer::linalg::solvers::Solve;
+use faer::{Mat, Side};
+use serde::{Deserialize, Serialize};
+
+use super::directions::Directions;
+use super::drift::Drift;
+use super::learner::{empty_spectra, score_form};
+use super::linalg::{columns_dot, dot, product};
+use super::newton::{Newton, features, turn};
+use super::projection::Ball;
+use super::schedule::shrink;
+use super::spectra::{Eigen, Gradient, Spectra, Step, UNIT_MAX, extend_basis, pick};
+use crate::config::Mode;
+use crate::event::Query;
+use crate::learner::{Learner, LearnerState, Lesson};
+use crate::policy::symmetric::Symmetric;
+use crate::router::{Sampling, ScoreForm};
+
+/// Checked settings of hypentropy regression.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RegressionSpec {
+    /// Where the parameters of the mirror step live.
+    pub ball: Ball,
+    /// How they are held.
+    pub mode: Mode,
+    /// eta: scale of the mirror step.
+    pub eta: f64,
+    /// g / sqrt(t)
+    pub inverse_gap: f64,
+    /// Leading directions that are learned to second order.
+    pub feature_rank: usize,
+    /// Prior precision of what is learned there.
+    pub ridge: f64,
+    /// Whether predictions outside of 0..1 count as its ends.
+    pub clip: bool,
+    /// Whether drift is looked for.
+    pub drift: bool,
+}
+
+/// The learner.
+#[derive(Debug, Clone)]
+pub struct HypentropyRegression {
+    spec: RegressionSpec,
+    dim: usize,
+    models: usize,
+    half_life: Option<f64>,
+    state: RegressionState,
+}
+
+/// What it remembers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RegressionState {
+    ball: Ball,
+    ridge: f64,
+    of_models: Vec<OfModel>,
+    directions: Directions,
+    /// V: the directions that the second-order parts are in, one after the other.
+    basis: Vec<f64>,
+    kappa: Kappa,
+    drift: Drift,
+    /// Version at which the world last changed.
+    since: u64,
+}
+
+/// What belongs to one model.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct OfModel {
+    spectra: Spectra,
+    newton: Newton,
+    /// Its examples, those before a change not counted, older ones less where the past fades.
+    examples: f64,
+    /// Version after its last example.
+    learned_at: u64,
+}
+
+/// Running mean of (q_i.q_j)^2 over consecutive distinct queries.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Kappa {
+    last: Vec<f64>,
+    sum: f64,
+    pairs: u64,
+}
+
+/// The largest step, times beta.
+const STEP_MAX: f64 = 3.0;
+
+/// The second-order part turns to newly known directions after so many examples, doubled each time, up to the second.
+const FIRST_TURN: u64 = 32;
+const TURN_EVERY_MAX: u64 = 16_384;
+
+impl HypentropyRegression {
+    /// Nothing known.
+    pub fn new(spec: RegressionSpec, dim: usize, models: usize, half_life: Option<f64>) -> Self {
+        // Where there are no more dimensions than directions wanted, they are the axes, from the beginning.
+        let axes = spec.feature_rank == dim;
+        let unit = |i: usize| (0..dim).map(move |j| f64::from(u8::from(i == j)));
+        let basis: Vec<f64> = if axes { (0..dim).flat_map(unit).collect() } else { Vec::new() };
+        let fresh = OfModel::new(&spec, dim, basis.len() / dim);
+        let state = RegressionState {
+            ball: spec.ball,
+            ridge: spec.ridge,
+            of_models: vec![fresh; models],
+            directions: Directions::default(),
+            basis,
+            kappa: Kappa::default(),
+            drift: Drift::default(),
+            since: 0,
+        };
+        Self { spec, dim, models, half_life, state }
+    }
+
+    /// Goes on from a state, if it fits. Parameters of another ball are projected on this one.
+    pub fn restore(
+        spec: RegressionSpec,
+        dim: usize,
+        models: usize,
+        half_life: Option<f64>,
+        mut state: RegressionState,
+    ) -> Option<Self> {
+        let mut fresh = Self::new(spec, dim, models, half_life);
+        let (spec, k) = (&fresh.spec, state.basis.len() / dim);
+        if (state.ball.tau, state.ball.beta) != (spec.ball.tau, spec.ball.beta) {
+            state.of_models.iter_mut().for_each(|of_model| of_model.spectra.move_to(&spec.ball, dim));
+        }
+        let sound = state.ridge == spec.ridge
+            && state.basis.len() == dim * k
+            && k <= spec.feature_rank
+            && state.basis.iter().all(|x| x.abs() <= UNIT_MAX)
+            && state.of_models.len() == models
+            && state.of_models.iter().all(|of_model| of_model.is_sound(spec, dim, k))
+            && state.directions.is_sound(dim, spec.feature_rank)
+            && state.kappa.is_sound(dim)
+            && state.drift.is_sound();
+        fresh.state = RegressionState { ball: spec.ball, ..state };
+        sound.then_some(fresh)
+    }
+
+    /// Moves to another set of models, of which `places` says where each was; a new one knows nothing.
+    pub fn remap(state: &mut RegressionState, places: &[Option<usize>], dim: usize) {
+        let Some(known) = state.of_models.first() else { return };
+        let mut spectra = known.spectra.clone();
+        spectra.remap(&[None], dim);
+        let fresh = OfModel {
+            spectra,
+            newton: Newton::new(state.basis.len() / dim, state.ridge),
+            examples: 0.0,
+            learned_at: 0,
+        };
+        pick(&mut state.of_models, places, || fresh.clone());
+    }
+
+    fn features(&self, query: &[f64], phi: &mut Vec<f64>) {
+        let mut y = Vec::new();
+        columns_dot(&self.state.basis, query, &mut y);
+        features(&y, phi);
+    }
+
+    /// Turns the second-order parts to the directions known by now.
+    fn turn(&mut self) {
+        let RegressionState { directions, basis, of_models, .. } = &mut self.state;
+        let found = directions.leading(self.dim, self.spec.feature_rank);
+        let (new, old) = (found.len() / self.dim, basis.len() / self.dim);
+        let rotation: Vec<f64> = found
+            .chunks_exact(self.dim)
+            .flat_map(|v| basis.chunks_exact(self.dim).map(move |u| dot(v, u)))
+            .collect();
+        let turn = turn(&rotation, new, old);
+        of_models.iter_mut().for_each(|of_model| of_model.newton.turn(&turn, self.spec.ridge));
+        *basis = found.to_vec();
+    }
+
+    fn see(&mut self, query: &[f64]) {
+        self.state.kappa.see(query);
+        if self.spec.feature_rank > 0 && self.spec.feature_rank < self.dim {
+            self.state.directions.see(query, self.spec.feature_rank);
+            let seen = self.state.directions.seen();
+            if seen.is_multiple_of(TURN_EVERY_MAX) || (seen.is_power_of_two() && seen >= FIRST_TURN) {
+                self.turn();
+            }
+        }
+    }
+
+    /// e of a lesson whose score is this.
+    fn error(&self, lesson: &Lesson, score: f64) -> f64 {
+        let predicted = lesson.mean_before + score;
+        lesson.example.reward() - if self.spec.clip { predicted.clamp(0.0, 1.0) } else { predicted }
+    }
+
+    /// One model learns from its lessons of a batch; true if its errors tell that the world has changed.
+    fn learn(&mut self, model: usize, lessons: &[&Lesson], version: u64) -> bool {
+        let end = version + lessons.len() as u64;
+        let elapsed = end.saturating_sub(self.state.of_models[model].learned_at);
+        let keep = shrink(self.half_life, elapsed as usize);
+        self.state.of_models[model].newton.fade(keep, self.spec.ridge);
+        let quadratic = Errors::new(self, model, lessons);
+        let mut changed = false;
+        for (phi, (lesson, score)) in quadratic.features.iter().zip(lessons.iter().zip(&quadratic.scores)) {
+            let error = self.error(lesson, self.state.of_models[model].newton.predict(phi) + score);
+            changed |= self.spec.drift && self.state.drift.see(error);
+            if self.spec.feature_rank > 0 {
+                self.state.of_models[model].newton.learn(phi, error);
+            }
+        }
+        let of_model = &self.state.of_models[model];
+        let (ball, examples) = (&self.spec.ball, of_model.examples * keep);
+        let rate = (self.spec.eta / (self.state.kappa.mean() * (examples + 1.0).sqrt())).min(STEP_MAX) / ball.beta;
+        let left = lessons.iter().zip(&quadratic.features).zip(&quadratic.scores);
+        let errors: Vec<f64> =
+            left.map(|((lesson, phi), score)| self.error(lesson, of_model.newton.predict(phi) + score)).collect();
+        let coefficients = quadratic.implicit(rate, errors);
+        let gradients: Vec<Gradient> = lessons
+            .iter()
+            .zip(coefficients.chunks_exact(1))
+            .map(|(lesson, coefficients)| Gradient { query: lesson.example.query().as_slice(), coefficients })
+            .collect();
+        let of_model = &mut self.state.of_models[model];
+        of_model.spectra.step(&Step { ball, rate, shrink: keep }, &gradients);
+        of_model.examples = examples + lessons.len() as f64;
+        of_model.learned_at = end;
+        changed
+    }
+
+    /// The world has changed: what is known stays as a guess, and is soon overruled.
+    fn doubt(&mut self, version: u64) {
+        let k = self.state.basis.len() / self.dim;
+        for of_model in &mut self.state.of_models {
+            of_model.newton.doubt(k, self.spec.ridge);
+            of_model.examples = 0.0;
+        }
+        self.state.since = version;
+    }
+
+    /// Each model's whole quadratic part, decomposed.
+    fn quadratic_parts(&self) -> Vec<Eigen> {
+        self.state.of_models.iter().map(|of_model| of_model.eigen(&self.spec.ball, &self.state.basis, self.dim)).collect()
+    }
+}
+
+/// What a batch of one model's lessons needs of its parameters before the batch.
+struct Errors {
+    features: Vec<Vec<f64>>,
+    /// q'Wq
+    scores: Vec<f64>,
+    /// K
+    curvature: Vec<f64>,
+}
+
+impl Errors {
+    fn new(learner: &HypentropyRegression, model: usize, lessons: &[&Lesson]) -> Self {
+        let (ball, spectra) = (&learner.spec.ball, &learner.state.of_models[model].spectra);
+        let root = ball.beta.sqrt();
+        let (mut features, mut scores, mut weighted, mut coordinates) = (vec![], vec![], vec![], vec![]);
+        for lesson in lessons {
+            let query = lesson.example.query().as_slice();
+            let mut phi = Vec::new();
+            learner.features(query, &mut phi);
+            features.push(phi);
+            let mut p = Vec::new();
+            let lambda = spectra.coordinates(ball, 0, query, &mut p);
+            scores.push(lambda.iter().zip(&p).map(|(lambda, p)| lambda * p * p).sum());
+            let stretch = |lambda: &f64| lambda.hypot(ball.beta).sqrt() - root;
+            weighted.push(lambda.iter().zip(&p).map(|(lambda, p)| stretch(lambda) * p).collect::<Vec<f64>>());
+            coordinates.push(p);
+        }
+        let n = lessons.len();
+        let entry = |at: usize| {
+            let (i, j) = (at % n, at / n);
+            let (a, b) = (lessons[i].example.query().as_slice(), lessons[j].example.query().as_slice());
+            let cosine = if i == j { 1.0 } else { dot(a, b) };
+            (root * cosine + dot(&weighted[i], &coordinates[j])).powi(2)
+        };
+        Self { features, scores, curvature: (0..n * n).map(entry).collect() }
+    }
+
+    /// (I + rate K)^-1 e
+    fn implicit(&self, rate: f64, errors: Vec<f64>) -> Vec<f64> {
+        let n = errors.len();
+        let entry = |i: usize, j: usize| f64::from(u8::from(i == j)) + rate * self.curvature[j * n + i];
+        if n == 1 {
+            return vec![errors[0] / entry(0, 0)];
+        }
+        // K is a product of positive matrices, entry by entry, and so positive itself.
+        match Mat::from_fn(n, n, entry).llt(Side::Lower) {
+            Ok(factor) => {
+                let solved = factor.solve(Mat::from_fn(n, 1, |i, _| errors[i]));
+                (0..n).map(|i| solved[(i, 0)]).collect()
+            }
+            Err(_) => errors.iter().enumerate().map(|(i, e)| e / (entry(i, i) * n as f64)).collect(),
+        }
+    }
+}
+
+impl Learner for HypentropyRegression {
+    fn scores(&self, query: &Query, scores: &mut [f64]) {
+        let query = query.as_slice();
+        let mut phi = Vec::new();
+        self.features(query, &mut phi);
+        for (score, of_model) in scores.iter_mut().zip(&self.state.of_models) {
+            of_model.spectra.scores(&self.spec.ball, query, std::slice::from_mut(score));
+            *score += of_model.newton.predict(&phi);
+        }
+    }
+
+    fn apply(&mut self, batch: &[Lesson], version: u64) {
+        let mut of_models: Vec<Vec<&Lesson>> = vec![Vec::new(); self.models];
+        for lesson in batch {
+            self.see(lesson.example.query().as_slice());
+            of_models[lesson.example.model()].push(lesson);
+        }
+        let mut changed = false;
+        for (model, lessons) in of_models.iter().enumerate().filter(|(_, lessons)| !lessons.is_empty()) {
+            changed |= self.learn(model, lessons, version);
+        }
+        if changed {
+            self.doubt(version + batch.len() as u64);
+        }
+    }
+
+    fn score_forms(&self) -> Vec<ScoreForm> {
+        let parts = self.quadratic_parts();
+        let form = |(eigen, of_model): (&Eigen, &OfModel)| {
+            ScoreForm { bias: of_model.newton.intercept() as f32, ..score_form(eigen) }
+        };
+        parts.iter().zip(&self.state.of_models).map(form).collect()
+    }
+
+    fn eigens(&self) -> Vec<Eigen> {
+        self.quadratic_parts()
+    }
+
+    fn sampling(&self, version: u64) -> Sampling {
+        Sampling::InverseGap { gap: self.spec.inverse_gap * (version.saturating_sub(self.state.since) as f64).sqrt() }
+    }
+
+    fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
+        let eigen = Eigen::from_primal(&self.spec.ball, lambda, vectors, self.dim);
+        self.state.of_models[model].spectra.set(0, eigen, self.dim)
+    }
+
+    fn save(&self) -> LearnerState {
+        LearnerState::Regression(self.state.clone())
+    }
+}
+
+impl OfModel {
+    fn new(spec: &RegressionSpec, dim: usize, k: usize) -> Self {
+        Self {
+            spectra: empty_spectra(spec.mode, dim, 1),
+            newton: Newton::new(k, spec.ridge),
+            examples: 0.0,
+            learned_at: 0,
+        }
+    }
+
+    fn is_sound(&self, spec: &RegressionSpec, dim: usize, k: usize) -> bool {
+        let same_mode =
+            std::mem::discriminant(&self.spectra) == std::mem::discriminant(&empty_spectra(spec.mode, dim, 1));
+        same_mode
+            && self.spectra.is_sound(&spec.ball, dim, 1)
+            && self.newton.is_sound(k, spec.ridge)
+            && (0.0..=1e18).contains(&self.examples)
+    }
+
+    /// W and the second-order part's own quadratic form, as one.
+    fn eigen(&self, ball: &Ball, basis: &[f64], dim: usize) -> Eigen {
+        let mirror = self.spectra.eigens(ball, dim).pop().unwrap_or_default();
+        let k = basis.len() / dim;
+        if k == 0 {
+            return mirror;
+        }
+        let (values, rotation) = self.newton.quadratic(k);
+        let mut span = mirror.vectors.clone();
+        basis.chunks_exact(dim).for_each(|direction| extend_basis(&mut span, direction));
+        let n = span.len() / dim;
+        let mut small = Symmetric::identity(n, 0.0);
+        let mut coordinates = Vec::new();
+        let rows: Vec<f64> = (0..k).flat_map(|i| (0..k).map(move |j| (i, j))).map(|(i, j)| rotation[j * k + i]).collect();
+        let mut vectors = vec![0.0; dim * k];
+        product(dim, basis, &rows, k, 0.0, &mut vectors);
+        let parts = mirror.lambda.iter().zip(mirror.vectors.chunks_exact(dim));
+        for (value, vector) in parts.chain(values.iter().zip(vectors.chunks_exact(dim))) {
+            columns_dot(&span, vector, &mut coordinates);
+            small.add(*value, &coordinates);
+        }
+        let (lambda, rotation) = small.eigen();
+        let rows: Vec<f64> = (0..n).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| rotation[j * n + i]).collect();
+        let mut vectors = vec![0.0; dim * n];
+        product(dim, &span, &rows, n, 0.0, &mut vectors);
+        Eigen { gamma: lambda.iter().map(|lambda| (lambda / ball.beta).asinh()).collect(), lambda, vectors }
+    }
+}
+
+impl Kappa {
+    fn see(&mut self, query: &[f64]) {
+        if self.last != query {
+            if !self.last.is_empty() {
+                self.sum += dot(&self.last, query).powi(2);
+                self.pairs += 1;
+            }
+            self.last = query.to_vec();
+        }
+    }
+
+    /// 1 before there are two queries.
+    fn mean(&self) -> f64 {
+        // Queries that are all orthogonal must not make steps infinite.
+        if self.pairs == 0 { 1.0 } else { (self.sum / self.pairs as f64).max(1e-9) }
+    }
+
+    fn is_sound(&self, dim: usize) -> bool {
+        (self.last.is_empty() || self.last.len() == dim)
+            && self.last.iter().all(|x| x.abs() <= UNIT_MAX)
+            && (0.0..=1.001 * self.pairs as f64 + 0.001).contains(&self.sum)
+    }
+}
