@@ -123,6 +123,8 @@ pub struct Applied {
     pub model: usize,
     /// The reward, on the scale of 0..1.
     pub reward: f64,
+    /// All of it, where [`Engine::show_examples`] asked for it.
+    pub example: Option<Example>,
 }
 
 /// What a query carries through the join.
@@ -212,6 +214,7 @@ pub struct Engine {
     spaces: BTreeMap<Name, Space>,
     queries_dead: u64,
     rewards_dead: u64,
+    shows_examples: bool,
 }
 
 struct Space {
@@ -294,7 +297,12 @@ pub struct SpaceView {
 impl Engine {
     /// A lane that has not seen anything.
     pub fn new(settings: Settings) -> Self {
-        Self { settings, spaces: BTreeMap::new(), queries_dead: 0, rewards_dead: 0 }
+        Self { settings, spaces: BTreeMap::new(), queries_dead: 0, rewards_dead: 0, shows_examples: false }
+    }
+
+    /// From now on what was applied is shown whole, for those who learn beside it.
+    pub fn show_examples(&mut self) {
+        self.shows_examples = true;
     }
 
     /// Goes on from a snapshot: its head, and its records by key. The settings may differ from those it was made with:
@@ -410,7 +418,7 @@ impl Engine {
         for (name, space) in &mut self.spaces {
             let mut joined = Vec::new();
             space.joiner.close_all(&mut joined);
-            space.learn(name, joined, &self.settings, &mut applied);
+            space.learn(name, joined, &self.settings, self.shows_examples, &mut applied);
             space.trainer.flush();
             space.touched = true;
         }
@@ -468,22 +476,24 @@ impl Engine {
         let QueryEvent { request_id, space, ts_ms, query, model, propensities, policy } = event;
         let retired = self.spaces.get(&space).map_or(&NONE_RETIRED, |space| &space.retired);
         let decision = decide(self.spec(&space)?, retired, query, &model, propensities, policy)?;
+        let shows_examples = self.shows_examples;
         let (name, space, settings) = self.space(space);
         let mut joined = Vec::new();
         match decision {
             Some(decision) => space.joiner.query(&request_id, ts_ms, decision, &mut joined),
             None => space.joiner.retired(ts_ms, &mut joined),
         }
-        space.learn(name, joined, settings, applied);
+        space.learn(name, joined, settings, shows_examples, applied);
         Ok(())
     }
 
     fn reward(&mut self, event: RewardEvent, applied: &mut Vec<Applied>) -> Result<(), Bad> {
         self.spec(&event.space)?;
+        let shows_examples = self.shows_examples;
         let (name, space, settings) = self.space(event.space);
         let mut joined = Vec::new();
         space.joiner.reward(&event.request_id, event.ts_ms, event.reward, event.event_id.as_deref(), &mut joined);
-        space.learn(name, joined, settings, applied);
+        space.learn(name, joined, settings, shows_examples, applied);
         Ok(())
     }
 
@@ -574,13 +584,21 @@ impl Space {
         Ok(Self { trainer, joiner, retired, touched })
     }
 
-    fn learn(&mut self, name: &Name, joined: Vec<Joined<Decision>>, settings: &Settings, applied: &mut Vec<Applied>) {
+    fn learn(
+        &mut self,
+        name: &Name,
+        joined: Vec<Joined<Decision>>,
+        settings: &Settings,
+        shows_examples: bool,
+        applied: &mut Vec<Applied>,
+    ) {
         for Joined { request_id, payload, reward, .. } in joined {
             let reward = settings.reward.unit(reward);
             let model = usize::from(payload.model);
             let example = self.example(payload, reward, settings.missing_propensities);
+            let shown = shows_examples.then(|| example.clone());
             self.trainer.learn(example).expect("checked against this space when it came");
-            applied.push(Applied { space: name.clone(), request_id, model, reward });
+            applied.push(Applied { space: name.clone(), request_id, model, reward, example: shown });
         }
     }
 
@@ -740,7 +758,7 @@ mod tests {
         let other = r#"{"request_id":"s","ts_ms":20,"reward":1}"#;
         let applied = step(&mut engine, Side::Reward, other).applied;
         let space = Name::default_space();
-        assert_eq!(applied, [Applied { space, request_id: "r".to_owned(), model: 1, reward: 0.0 }], "-3 is clipped");
+        assert_eq!(applied, [Applied { space, request_id: "r".to_owned(), model: 1, reward: 0.0, example: None }], "-3 is clipped");
     }
 
     #[test]

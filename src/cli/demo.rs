@@ -2,18 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context;
 use clap::ValueEnum;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::Failure;
 use super::closed_loop::ClosedLoop;
+use super::figures::{mean_and_deviation, percent, spread};
 use super::progress::Progress;
-use super::world::{WorldArgs, WorldKind, positive, share};
+use super::world::{WorldArgs, positive, share};
+use super::{Failure, parallel};
 use crate::config::{Algorithm, Config, LearnerConfig, Preset, Settings, Spec};
 use crate::hpg::spectra::Eigen;
 use crate::report::{Block, Column, Lines, Page, Section, Series, Spectrum, StackedShares, Table};
@@ -59,7 +58,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: u64,
     /// Who learns: `configured` is what the configuration says
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "configured")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "configured,hypentropy-regression,best-rival")]
     learners: Vec<Contestant>,
     /// Directory for the HTML report
     #[arg(long, value_name = "DIR", default_value = "pointsman-report")]
@@ -85,6 +84,10 @@ enum Contestant {
     Theory,
     /// Parameter-free HPG: no scale to set
     ParameterFree,
+    /// Hypentropy regression: predicts rewards instead of following the policy's gradient
+    HypentropyRegression,
+    /// The best of the others on most streams: LinUCB on quadratic features of the leading directions
+    BestRival,
 }
 
 /// One learner on one instance.
@@ -146,6 +149,14 @@ fn contestants(args: &Args, config: &Config) -> Result<Vec<(String, Spec)>, crat
                 let algorithm = Algorithm::HpgParameterFree;
                 ("HPG, parameter-free".to_owned(), LearnerConfig { algorithm, ..fresh.clone() })
             }
+            Contestant::HypentropyRegression => {
+                let algorithm = Algorithm::HypentropyRegression;
+                ("hypentropy regression".to_owned(), LearnerConfig { algorithm, ..fresh.clone() })
+            }
+            Contestant::BestRival => {
+                let algorithm = Algorithm::LinUcb;
+                ("rival: quadratic LinUCB".to_owned(), LearnerConfig { algorithm, ..fresh.clone() })
+            }
         };
         Ok((name, learner.check()?))
     };
@@ -159,30 +170,11 @@ fn name_of(learner: &LearnerConfig) -> String {
     }
 }
 
-/// Runs all jobs on all cores; the results do not depend on how many there are.
 fn run_all(args: &Args, specs: &[(String, Spec)], jobs: &[Job]) -> anyhow::Result<Vec<Outcome>> {
     let progress = Progress::new("learning", args.rounds.saturating_mul(jobs.len() as u64));
-    let next = AtomicUsize::new(0);
-    let slots: Vec<Mutex<Option<anyhow::Result<Outcome>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
-    let work = || {
-        while let Some((job, slot)) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| jobs.get(i).zip(slots.get(i)))
-        {
-            let outcome = run_one(args, &specs[job.contestant].1, job.seed, &progress);
-            *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(outcome);
-        }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(work);
-        }
-    });
+    let outcomes = parallel::map(jobs, |job| run_one(args, &specs[job.contestant].1, job.seed, &progress));
     progress.finish();
-    let take = |slot: Mutex<Option<anyhow::Result<Outcome>>>| {
-        slot.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).context("a run did not finish")?
-    };
-    slots.into_iter().map(take).collect()
+    outcomes.into_iter().collect()
 }
 
 fn run_one(args: &Args, spec: &Spec, seed: u64, progress: &Progress) -> anyhow::Result<Outcome> {
@@ -252,7 +244,6 @@ fn rows(args: &Args, specs: &[(String, Spec)], outcomes: &[Outcome]) -> Vec<Row>
 }
 
 fn table(rows: &[Row]) -> Table {
-    let percent = |values: &[f64]| spread(&values.iter().map(|v| 100.0 * v).collect::<Vec<_>>(), 1, "%");
     let line = |row: &Row| {
         vec![
             row.name.clone(),
@@ -268,24 +259,6 @@ fn table(rows: &[Row]) -> Table {
         columns: std::iter::once(Column::left("policy")).chain(right.map(Column::right)).collect(),
         rows: rows.iter().map(line).collect(),
         note: (rows[0].reward.len() > 1).then(|| format!("mean ± standard deviation of {} runs", rows[0].reward.len())),
-    }
-}
-
-fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
-    let n = values.len().max(1) as f64;
-    let mean = values.iter().sum::<f64>() / n;
-    let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
-    (mean, variance.sqrt())
-}
-
-fn spread(values: &[f64], digits: usize, unit: &str) -> String {
-    // Adding zero turns a rounded "-0" into "0".
-    let shown = |x: f64| format!("{:.digits$}", (x * 1e6).round() / 1e6 + 0.0);
-    let (mean, deviation) = mean_and_deviation(values);
-    if values.len() > 1 {
-        format!("{} ± {}{unit}", shown(mean), shown(deviation))
-    } else {
-        format!("{}{unit}", shown(mean))
     }
 }
 
@@ -328,38 +301,17 @@ fn to_json(args: &Args, specs: &[(String, Spec)], rows: &[Row], path: &Path) -> 
 }
 
 fn facts(args: &Args) -> Vec<(String, String)> {
-    let name = |value: &dyn ValueName| value.name();
-    let mut facts = vec![
-        ("queries", args.rounds.to_string()),
-        ("dimension", args.dim.to_string()),
-        ("models", args.models.to_string()),
-        ("world", name(&args.world.world)),
-        ("query spectrum", name(&args.world.queries)),
-        ("intrinsic rank", args.world.intrinsic_rank.to_string()),
-        ("signal", args.world.signal.to_string()),
+    let mut facts = vec![("queries", args.rounds.to_string())];
+    facts.extend(args.world.facts(args.dim, args.models));
+    facts.extend([
         ("delay", format!("{} rounds", args.delay)),
         ("router refresh", format!("{} rounds", args.refresh)),
         ("lost rewards", format!("{}%", 100.0 * args.lost)),
         ("first seed", args.seed.to_string()),
         ("runs", args.runs.to_string()),
-    ];
-    if args.world.world == WorldKind::Items {
-        facts.push(("items", args.world.items.to_string()));
-        facts.push(("temperature", args.world.temperature.to_string()));
-        facts.push(("misspecification", args.world.misspecification.to_string()));
-    }
+    ]);
     facts.extend(args.switch_at.map(|round| ("switch at", format!("round {round}"))));
     facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
-}
-
-trait ValueName {
-    fn name(&self) -> String;
-}
-
-impl<T: ValueEnum> ValueName for T {
-    fn name(&self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-    }
 }
 
 /// The curves are those of the first run; the table has all.

@@ -3,8 +3,10 @@
 mod check_config;
 mod client;
 mod closed_loop;
+mod compare;
 mod demo;
 mod dump;
+mod figures;
 mod health;
 mod learn;
 mod params;
@@ -58,6 +60,7 @@ enum Command {
     Route(route::Args),
     Simulate(Box<simulate::Args>),
     Replay(replay::Args),
+    Compare(Box<compare::Args>),
     Snapshots(snapshots::Args),
     Params(params::Args),
     Topics(topics::Args),
@@ -91,6 +94,7 @@ impl Cli {
             Command::Route(args) => route::run(&args, &config),
             Command::Simulate(args) => simulate::run(&args, &config),
             Command::Replay(args) => replay::run(&args, &config),
+            Command::Compare(args) => compare::run(&args, &config),
             Command::Snapshots(args) => snapshots::run(&args, &config),
             Command::Params(args) => params::run(&args, &config),
             Command::Topics(args) => topics::run(&args, &config),

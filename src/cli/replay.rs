@@ -120,7 +120,7 @@ fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<O
 fn replay_files(args: &Args, config: &Config, settings: &Settings, places: Places) -> anyhow::Result<Outcome> {
     let bytes_read = Arc::new(AtomicU64::new(0));
     let (mut runner, state) = Runner::open(settings, &config.snapshot, places)?;
-    let total = add_logs(args, settings, &mut runner, &state, &bytes_read)?;
+    let total = add_logs(&args.queries, &args.rewards, settings, &mut runner, &state, &bytes_read)?;
     runner.begin(state)?;
     // Files that are complete are never waited for.
     drive(args, runner, total, |_| bytes_read.load(Ordering::Relaxed), || ())
@@ -205,18 +205,19 @@ fn drive<S: Log>(
 }
 
 /// Adds all logs, each where it was left; returns their size.
-fn add_logs(
-    args: &Args,
+pub fn add_logs(
+    queries: &[PathBuf],
+    rewards: &[PathBuf],
     settings: &Settings,
     runner: &mut Runner<LogFile>,
     state: &MergeState,
     bytes_read: &Arc<AtomicU64>,
 ) -> anyhow::Result<u64> {
     let parser = Arc::new(Parser::new(settings));
-    let queries = args.queries.iter().map(|path| (path, Side::Query));
+    let queries = queries.iter().map(|path| (path, Side::Query));
     let mut names = BTreeMap::<String, u32>::new();
     let mut total = 0;
-    for (path, side) in queries.chain(args.rewards.iter().map(|path| (path, Side::Reward))) {
+    for (path, side) in queries.chain(rewards.iter().map(|path| (path, Side::Reward))) {
         let cannot = || format!("cannot read {}", path.display());
         total += std::fs::metadata(path).with_context(cannot)?.len();
         let Some(print) = fingerprint(path, AtEnd::Complete).with_context(cannot)? else { continue };

@@ -54,6 +54,24 @@ pub enum ShapeKind {
 }
 
 impl WorldArgs {
+    /// What the world is, in words.
+    pub fn facts(&self, dim: usize, models: usize) -> Vec<(&'static str, String)> {
+        let mut facts = vec![
+            ("dimension", dim.to_string()),
+            ("models", models.to_string()),
+            ("world", name(self.world)),
+            ("query spectrum", name(self.queries)),
+            ("intrinsic rank", self.intrinsic_rank.to_string()),
+            ("signal", self.signal.to_string()),
+        ];
+        if self.world == WorldKind::Items {
+            facts.push(("items", self.items.to_string()));
+            facts.push(("temperature", self.temperature.to_string()));
+            facts.push(("misspecification", self.misspecification.to_string()));
+        }
+        facts
+    }
+
     /// Draws the world.
     pub fn draw(&self, dim: usize, models: usize, seed: u64) -> Box<dyn World> {
         let Self { intrinsic_rank, signal, items, temperature, misspecification, .. } = *self;
@@ -79,6 +97,10 @@ impl WorldArgs {
             })),
         }
     }
+}
+
+fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 /// A whole number above 0.

@@ -141,7 +141,7 @@ impl<S: Log> Runner<S> {
     pub fn note_applied(&mut self, applied: &[Applied]) {
         self.applied_since += applied.len() as u64;
         if self.audited {
-            for Applied { space, request_id, model, reward } in applied {
+            for Applied { space, request_id, model, reward, .. } in applied {
                 let line = json!({"space": space, "request_id": request_id, "model": model, "reward": reward});
                 self.work.audit.extend_from_slice(format!("{line}\n").as_bytes());
             }

@@ -10,6 +10,7 @@ pub mod log_quadratic;
 pub mod quantiles;
 pub mod queries;
 pub mod run;
+pub mod shuffled;
 pub mod traffic;
 
 use rand::{Rng, RngExt};

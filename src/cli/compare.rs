@@ -1,0 +1,594 @@
+//! `pointsman compare`: several algorithms on the same traffic, or on the same log.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, anyhow};
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::figures::{mean_and_deviation, percent, spread};
+use super::progress::Progress;
+use super::world::{WorldArgs, positive, share};
+use super::{Failure, dataset, parallel, replay};
+use crate::config::{Config, LearnerConfig, Method, Settings, Spec};
+use crate::engine::Applied;
+use crate::evaluate::off_policy::OffPolicy;
+use crate::event::{Example, Name};
+use crate::learner::Trainer;
+use crate::report::{Block, Column, Lines, Page, Section, Series, Table};
+use crate::runner::{Places, Runner, Stepped};
+use crate::simulate::World;
+use crate::simulate::dataset::{DatasetSpec, DatasetWorld};
+use crate::simulate::history::{History, Summary};
+use crate::simulate::run::{InProcess, Plan, run as run_loop};
+use crate::simulate::shuffled::Shuffled;
+use crate::transport::append::Appender;
+use crate::transport::params::Files;
+use crate::wire::dataset::Dataset;
+
+/// Which algorithm learns best: several on the same simulated traffic, data set or log
+///
+/// In simulated traffic (the default) and on a data set (--data) every algorithm routes the same queries with the same
+/// luck, over several instances, and is measured against the truth: "gap closed" is 0% for always using the single best
+/// model and 100% for knowing the best model of every query. On a log (--queries, --rewards) nobody can know what other
+/// decisions would have earned: each example is judged by importance weights under the policy that an algorithm has then,
+/// and is learned from afterwards.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Who learns: names as in learner.algorithm, each with [learner] keys of its own after colons, e.g.
+    /// lin-ucb:features=linear:alpha=1; `configured` is what the configuration says
+    #[arg(long, value_delimiter = ',', default_value = DEFAULT_ALGORITHMS)]
+    algorithms: Vec<String>,
+    /// Number of queries of each run
+    #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(10..))]
+    rounds: u64,
+    /// Number of instances, each with its own seed; the table shows mean and standard deviation
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    runs: u64,
+    /// Seed of the first instance
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Dimension of simulated query embeddings
+    #[arg(long, default_value_t = 64, value_parser = positive)]
+    dim: usize,
+    /// Number of simulated models
+    #[arg(long, default_value_t = 8, value_parser = positive)]
+    models: usize,
+    #[command(flatten)]
+    world: WorldArgs,
+    /// A data set instead of a simulated world: a directory with routing.safetensors, or such a file (see `gap`); its
+    /// queries come again and again
+    #[arg(long, value_name = "DIR|FILE", conflicts_with_all = ["queries_log", "rewards_log"])]
+    data: Option<PathBuf>,
+    /// With --data: half of the queries are kept back, and what was learned is tried on them once, at the end
+    #[arg(long, requires = "data")]
+    unseen: bool,
+    /// Every query comes with the rewards of another: there is nothing to learn but the best single model
+    #[arg(long)]
+    shuffled: bool,
+    /// Rounds between a decision and its reward
+    #[arg(long, default_value_t = 0)]
+    delay: u64,
+    /// Rounds between two updates of the router's policy
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    refresh: u64,
+    /// Share of rewards that never come
+    #[arg(long, default_value_t = 0.0, value_parser = share)]
+    lost: f64,
+    /// Round at which the models change abruptly
+    #[arg(long, value_name = "ROUND")]
+    switch_at: Option<u64>,
+    /// Log of query events (JSON lines, plain, .gz or .zst): compare on it by off-policy evaluation
+    #[arg(long = "log-queries", num_args = 1.., value_name = "FILE", requires = "rewards_log")]
+    queries_log: Vec<PathBuf>,
+    /// Log of reward events
+    #[arg(long = "log-rewards", num_args = 1.., value_name = "FILE", requires = "queries_log")]
+    rewards_log: Vec<PathBuf>,
+    /// The space of the log
+    #[arg(long, default_value = "default")]
+    space: String,
+    /// Directory for the HTML report
+    #[arg(long, value_name = "DIR", default_value = "pointsman-report")]
+    report: PathBuf,
+    /// Write every figure of every run to this file
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+const DEFAULT_ALGORITHMS: &str = "hypentropy-regression,hpg,lin-ucb,quadratic-sgd,log-quadratic,lin-ucb:features=linear,\
+log-linear,exp3";
+
+const EXAMPLES: &str = "Examples:
+  pointsman compare
+  pointsman compare --queries isotropic --runs 10 --csv isotropic.csv
+  pointsman compare --algorithms hpg,hpg:eta=0.3,hpg:preset=theory:intrinsic_rank=2:horizon=40000
+  pointsman compare --delay 1000 --refresh 1000
+  pointsman compare --switch-at 20000
+  pointsman compare --data my-data-set --unseen
+  pointsman compare --config shop.toml --log-queries queries.jsonl.zst --log-rewards rewards.jsonl.zst";
+
+/// An algorithm that takes part.
+struct Contestant {
+    name: String,
+    spec: Spec,
+}
+
+/// One algorithm on one instance, in figures.
+struct Outcome {
+    seed: u64,
+    all: Summary,
+    last: Summary,
+    /// On queries that were kept back.
+    unseen: Option<Summary>,
+    /// Gap closed in each stretch: rounds, share.
+    curve: Vec<(f64, f64)>,
+}
+
+/// Stretches of a run; the last tenth is whole ones.
+const BINS: u64 = 50;
+
+/// Draws of queries that were kept back.
+const UNSEEN_DRAWS: usize = 5000;
+
+/// Runs the command.
+pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+    config.check().map_err(|e| Failure::Usage(e.into()))?;
+    if !args.queries_log.is_empty() {
+        return on_log(args, config);
+    }
+    let data = args.data.as_deref().map(dataset::read).transpose().map_err(Failure::Usage)?;
+    let models = match &data {
+        Some(data) => data.models.iter().map(ToString::to_string).collect(),
+        None => (1..=args.models).map(|m| format!("model-{m}")).collect(),
+    };
+    let dim = data.as_ref().map_or(args.dim, |data| data.dim);
+    let base = LearnerConfig { dim, models, ..config.learner.clone() };
+    let contestants = contestants(args, &base).map_err(Failure::Usage)?;
+    let outcomes = run_all(args, data.as_ref(), &contestants)?;
+    let of = |contestant: usize| &outcomes[contestant * args.runs as usize..][..args.runs as usize];
+    let table = table(args, &contestants, &of);
+    let path = super::write_page(&args.report, "compare.html", &page(args, data.as_ref(), &contestants, &of, &table))?;
+    if let Some(csv) = &args.csv {
+        std::fs::write(csv, to_csv(&contestants, &of)).with_context(|| format!("cannot write {}", csv.display()))?;
+    }
+    if args.json {
+        println!("{}", to_json(args, data.as_ref(), &contestants, &of, &path));
+    } else {
+        println!("{}", table.text());
+        println!("Report with curves: {}", path.display());
+    }
+    Ok(())
+}
+
+fn contestants(args: &Args, base: &LearnerConfig) -> anyhow::Result<Vec<Contestant>> {
+    args.algorithms.iter().map(|text| contestant(text, base).with_context(|| format!("--algorithms {text}"))).collect()
+}
+
+/// `name:key=value:key=value`: [learner] with these keys.
+fn contestant(text: &str, base: &LearnerConfig) -> anyhow::Result<Contestant> {
+    let mut parts = text.split(':');
+    let name = parts.next().unwrap_or_default();
+    let mut keys = serde_json::to_value(base)?;
+    let Some(keys_of) = keys.as_object_mut() else { return Err(anyhow!("no keys")) };
+    if name != "configured" {
+        // What was configured was configured for another algorithm.
+        let LearnerConfig { dim, models, exploration_floor, seed, .. } = base.clone();
+        let fresh = LearnerConfig { dim, models, exploration_floor, seed, ..LearnerConfig::default() };
+        if let serde_json::Value::Object(fresh) = serde_json::to_value(fresh)? {
+            *keys_of = fresh;
+        }
+        keys_of.insert("algorithm".to_owned(), name.into());
+    }
+    for part in parts {
+        let (key, value) = part.split_once('=').ok_or_else(|| anyhow!("{part:?} is not key=value"))?;
+        if !keys_of.contains_key(key) || ["dim", "models", "spaces_max"].contains(&key) {
+            return Err(anyhow!("{key:?} is no key of [learner] that an algorithm can have for itself"));
+        }
+        let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+        keys_of.insert(key.to_owned(), value);
+    }
+    let spec = serde_json::from_value::<LearnerConfig>(keys)?.check()?;
+    let name = text.replacen("configured", &format!("configured ({})", spec.algorithm()), 1);
+    Ok(Contestant { name, spec })
+}
+
+fn run_all(args: &Args, data: Option<&Dataset>, contestants: &[Contestant]) -> anyhow::Result<Vec<Outcome>> {
+    let jobs: Vec<(&Contestant, u64)> = contestants
+        .iter()
+        .flat_map(|contestant| (0..args.runs).map(move |run| (contestant, args.seed.wrapping_add(run))))
+        .collect();
+    let progress = Progress::new("comparing", args.rounds.saturating_mul(jobs.len() as u64));
+    let outcomes = parallel::map(&jobs, |(contestant, seed)| run_one(args, data, contestant, *seed, &progress));
+    progress.finish();
+    outcomes.into_iter().collect()
+}
+
+fn draw_world(args: &Args, data: Option<&Dataset>, seed: u64) -> anyhow::Result<Box<dyn World>> {
+    if let Some(data) = data {
+        let held_out = if args.unseen { 0.5 } else { 0.0 };
+        return Ok(Box::new(DatasetWorld::new(data, DatasetSpec { shuffled: args.shuffled, held_out, seed })?));
+    }
+    let world = args.world.draw(args.dim, args.models, seed);
+    if !args.shuffled {
+        return Ok(world);
+    }
+    // Far from the seeds of other runs.
+    let other = args.world.draw(args.dim, args.models, seed.wrapping_add(1 << 32));
+    Ok(Box::new(Shuffled::new(world, other)))
+}
+
+fn run_one(
+    args: &Args,
+    data: Option<&Dataset>,
+    contestant: &Contestant,
+    seed: u64,
+    progress: &Progress,
+) -> anyhow::Result<Outcome> {
+    let mut world = draw_world(args, data, seed)?;
+    let &Args { rounds, delay, refresh, lost, switch_at, .. } = args;
+    let plan = Plan { rounds, delay, refresh, lost, switch_at, seed };
+    let mut trainer = Trainer::new(contestant.spec.clone());
+    let mut history = History::new(rounds, BINS);
+    let stride = (rounds / 100).max(1);
+    let mut told = 0;
+    run_loop(&mut *world, &mut InProcess::new(&mut trainer, refresh).exactly(), &plan, &mut history, |history| {
+        let done = history.rounds();
+        if done - told >= stride || done == rounds {
+            progress.advance(done - told, || contestant.name.clone());
+            told = done;
+        }
+    })?;
+    let unseen = args.unseen.then(|| judge_unseen(&mut *world, &trainer, history.best_constant())).transpose()?;
+    let share = |summary: Summary| summary.gap_closed(summary.policy);
+    let curve = history.points().iter().map(|point| {
+        let (policy, best_constant) = (point.policy, point.best_constant);
+        let (uniform, oracle) = (point.uniform, point.oracle);
+        (point.round as f64, share(Summary { policy, best_constant, uniform, oracle }))
+    });
+    Ok(Outcome { seed, all: history.summary(1.0), last: history.summary(0.1), unseen, curve: curve.collect() })
+}
+
+/// The policy as it is, on queries that it has not met; `best` is the constant model that was best before.
+fn judge_unseen(world: &mut dyn World, trainer: &Trainer, best: usize) -> anyhow::Result<Summary> {
+    world.switch();
+    let mut sums = Summary { policy: 0.0, best_constant: 0.0, uniform: 0.0, oracle: 0.0 };
+    for _ in 0..UNSEEN_DRAWS {
+        let query = world.next_query();
+        let expected = world.expected_rewards(&query);
+        let played = trainer.distribution(&query)?.propensities;
+        sums.policy += played.iter().zip(&expected).map(|(p, r)| p * r).sum::<f64>();
+        sums.best_constant += expected[best];
+        sums.uniform += expected.iter().sum::<f64>() / expected.len() as f64;
+        sums.oracle += expected.iter().fold(0.0_f64, |m, &r| m.max(r));
+    }
+    let n = UNSEEN_DRAWS as f64;
+    let Summary { policy, best_constant, uniform, oracle } = sums;
+    Ok(Summary { policy: policy / n, best_constant: best_constant / n, uniform: uniform / n, oracle: oracle / n })
+}
+
+/// How much more than the best constant model is earned, of what that earns.
+fn above_constant(summary: &Summary) -> f64 {
+    if summary.best_constant > 0.0 { summary.policy / summary.best_constant - 1.0 } else { 0.0 }
+}
+
+fn gap(summary: &Summary) -> f64 {
+    summary.gap_closed(summary.policy)
+}
+
+fn table<'a>(args: &Args, contestants: &[Contestant], of: &dyn Fn(usize) -> &'a [Outcome]) -> Table {
+    let figures = |outcomes: &[Outcome], figure: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(figure).collect::<Vec<_>>();
+    let mut columns = vec![Column::left("algorithm")];
+    let titles = ["gap closed", "in last tenth", "mean reward", "above best constant", "in last tenth"];
+    columns.extend(titles.map(Column::right));
+    if args.unseen {
+        columns.push(Column::right("on unseen queries"));
+    }
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for (i, contestant) in contestants.iter().enumerate() {
+        let outcomes = of(i);
+        let mut row = vec![
+            contestant.name.clone(),
+            percent(&figures(outcomes, &|o| gap(&o.all))),
+            percent(&figures(outcomes, &|o| gap(&o.last))),
+            spread(&figures(outcomes, &|o| o.all.policy), 4, ""),
+            percent(&figures(outcomes, &|o| above_constant(&o.all))),
+            percent(&figures(outcomes, &|o| above_constant(&o.last))),
+        ];
+        if args.unseen {
+            row.push(percent(&figures(outcomes, &|o| o.unseen.as_ref().map_or(0.0, above_constant))));
+        }
+        rows.push(row);
+    }
+    let reference = |name: &str, reward: &dyn Fn(&Summary) -> f64| {
+        let rewards = figures(of(0), &|o| reward(&o.all));
+        let gaps = figures(of(0), &|o| o.all.gap_closed(reward(&o.all)));
+        let last = figures(of(0), &|o| o.last.gap_closed(reward(&o.last)));
+        let above = |summary: &Summary| above_constant(&Summary { policy: reward(summary), ..*summary });
+        let mut row = vec![
+            name.to_owned(),
+            percent(&gaps),
+            percent(&last),
+            spread(&rewards, 4, ""),
+            percent(&figures(of(0), &|o| above(&o.all))),
+            percent(&figures(of(0), &|o| above(&o.last))),
+        ];
+        if args.unseen {
+            row.push(percent(&figures(of(0), &|o| o.unseen.as_ref().map_or(0.0, above))));
+        }
+        row
+    };
+    if !contestants.is_empty() {
+        rows.push(reference("best constant model", &|s| s.best_constant));
+        rows.push(reference("uniform", &|s| s.uniform));
+        rows.push(reference("oracle of every query", &|s| s.oracle));
+    }
+    let note = (args.runs > 1).then(|| format!("mean ± standard deviation of {} runs", args.runs));
+    Table { columns, rows, note }
+}
+
+fn page<'a>(
+    args: &Args,
+    data: Option<&Dataset>,
+    contestants: &[Contestant],
+    of: &dyn Fn(usize) -> &'a [Outcome],
+    table: &Table,
+) -> Page {
+    let series = |(i, contestant): (usize, &Contestant)| {
+        let outcomes = of(i);
+        let point = |(at, &(round, _)): (usize, &(f64, f64))| {
+            (round, mean_and_deviation(&outcomes.iter().map(|o| 100.0 * o.curve[at].1).collect::<Vec<_>>()).0)
+        };
+        let points = outcomes.first().map_or(Vec::new(), |first| first.curve.iter().enumerate().map(point).collect());
+        Series { name: contestant.name.clone(), points, dashed: false }
+    };
+    let curves = Lines {
+        title: "Gap closed in each stretch of queries, mean of the runs".to_owned(),
+        x_label: "queries".to_owned(),
+        y_label: "% of the gap".to_owned(),
+        series: contestants.iter().enumerate().map(series).collect(),
+    };
+    Page {
+        title: "Pointsman compare".to_owned(),
+        lead: "The same queries and the same luck for everyone, measured against a world in which the truth is known: 0% is \
+               always using the single best model, 100% is knowing the best model of every query."
+            .to_owned(),
+        facts: facts(args, data),
+        sections: vec![Section {
+            heading: "Result".to_owned(),
+            text: None,
+            body: vec![Block::Table(table.clone()), Block::Chart(curves.html())],
+        }],
+    }
+}
+
+fn facts(args: &Args, data: Option<&Dataset>) -> Vec<(String, String)> {
+    let mut facts = match data {
+        Some(data) => vec![
+            ("queries of the data set", data.len().to_string()),
+            ("dimension", data.dim.to_string()),
+            ("models", data.models.len().to_string()),
+        ],
+        None => args.world.facts(args.dim, args.models),
+    };
+    facts.extend([
+        ("rounds", args.rounds.to_string()),
+        ("runs", args.runs.to_string()),
+        ("first seed", args.seed.to_string()),
+        ("delay", format!("{} rounds", args.delay)),
+        ("router refresh", format!("{} rounds", args.refresh)),
+        ("lost rewards", format!("{}%", 100.0 * args.lost)),
+        ("rewards shuffled", args.shuffled.to_string()),
+    ]);
+    facts.extend(args.switch_at.map(|round| ("switch at", format!("round {round}"))));
+    facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+fn to_csv<'a>(contestants: &[Contestant], of: &dyn Fn(usize) -> &'a [Outcome]) -> String {
+    let mut csv = "algorithm,seed,gap_closed,gap_closed_last_tenth,mean_reward,best_constant,uniform,oracle,\
+                   mean_reward_last_tenth,best_constant_last_tenth,mean_reward_unseen,best_constant_unseen\n"
+        .to_owned();
+    for (i, contestant) in contestants.iter().enumerate() {
+        for o in of(i) {
+            let unseen = o.unseen.as_ref().map_or(",".to_owned(), |u| format!("{},{}", u.policy, u.best_constant));
+            let Summary { policy, best_constant, uniform, oracle } = o.all;
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                csv,
+                "{},{},{},{},{policy},{best_constant},{uniform},{oracle},{},{},{unseen}",
+                contestant.name,
+                o.seed,
+                gap(&o.all),
+                gap(&o.last),
+                o.last.policy,
+                o.last.best_constant,
+            );
+        }
+    }
+    csv
+}
+
+fn to_json<'a>(
+    args: &Args,
+    data: Option<&Dataset>,
+    contestants: &[Contestant],
+    of: &dyn Fn(usize) -> &'a [Outcome],
+    path: &Path,
+) -> serde_json::Value {
+    let row = |(i, contestant): (usize, &Contestant)| {
+        let all = |figure: &dyn Fn(&Outcome) -> f64| of(i).iter().map(figure).collect::<Vec<f64>>();
+        json!({
+            "algorithm": contestant.name,
+            "spec": contestant.spec.method,
+            "gap_closed": all(&|o| gap(&o.all)),
+            "gap_closed_last_tenth": all(&|o| gap(&o.last)),
+            "mean_reward": all(&|o| o.all.policy),
+            "above_best_constant": all(&|o| above_constant(&o.all)),
+            "above_best_constant_last_tenth": all(&|o| above_constant(&o.last)),
+            "above_best_constant_unseen":
+                args.unseen.then(|| all(&|o| o.unseen.as_ref().map_or(0.0, above_constant))),
+        })
+    };
+    json!({
+        "settings": facts(args, data).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "seeds": (0..args.runs).map(|run| args.seed.wrapping_add(run)).collect::<Vec<_>>(),
+        "algorithms": contestants.iter().enumerate().map(row).collect::<Vec<_>>(),
+        "report": path,
+    })
+}
+
+/// An algorithm that learns from a log, and what its policy would have earned.
+struct Reader {
+    name: String,
+    trainer: Trainer,
+    value: OffPolicy,
+}
+
+/// Everything that is judged on a log.
+struct Judged {
+    readers: Vec<Reader>,
+    logged: OffPolicy,
+    uniform: OffPolicy,
+    constants: Vec<OffPolicy>,
+    examples: u64,
+}
+
+impl Judged {
+    /// Judges an example under the policies of this moment, then lets everyone learn from it.
+    fn take(&mut self, example: &Example) -> anyhow::Result<()> {
+        let (model, reward) = (example.model(), example.reward());
+        let propensity = example.propensities()[model];
+        self.examples += 1;
+        self.logged.add(1.0, reward);
+        self.uniform.add(1.0 / self.constants.len() as f64 / propensity, reward);
+        for (m, constant) in self.constants.iter_mut().enumerate() {
+            constant.add(if m == model { 1.0 / propensity } else { 0.0 }, reward);
+        }
+        for reader in &mut self.readers {
+            let played = reader.trainer.distribution(example.query())?.propensities[model];
+            reader.value.add(played / propensity, reward);
+            reader.trainer.learn(example.clone())?;
+        }
+        Ok(())
+    }
+
+    fn rows(&self, models: &[Name]) -> Vec<(String, OffPolicy)> {
+        let mut rows: Vec<(String, OffPolicy)> =
+            self.readers.iter().map(|reader| (reader.name.clone(), reader.value)).collect();
+        rows.push(("what was logged".to_owned(), self.logged));
+        rows.push(("uniform".to_owned(), self.uniform));
+        rows.extend(models.iter().zip(&self.constants).map(|(name, value)| (format!("always {name}"), *value)));
+        rows
+    }
+}
+
+/// Below this share of the examples an estimate is worth little.
+const EFFECTIVE_MIN: f64 = 0.01;
+
+fn on_log(args: &Args, config: &Config) -> Result<(), Failure> {
+    let space = Name::try_from(args.space.as_str()).map_err(|e| Failure::Usage(anyhow!("--space: {e}")))?;
+    let mut settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
+    let base = match config.spaces.get(&args.space) {
+        Some(keys) => merged(&config.learner, keys).map_err(Failure::Usage)?,
+        None => config.learner.clone(),
+    };
+    let models = settings.space(&space).models.clone();
+    let contestants = contestants(args, &base).map_err(Failure::Usage)?;
+    // The join is what is wanted of the engine; it need not learn.
+    settings.learner.method = Method::Uniform;
+    settings.spaces.values_mut().for_each(|spec| spec.method = Method::Uniform);
+    let mut judged = Judged {
+        readers: contestants
+            .into_iter()
+            .map(|Contestant { name, spec }| Reader { name, trainer: Trainer::new(spec), value: OffPolicy::default() })
+            .collect(),
+        logged: OffPolicy::default(),
+        uniform: OffPolicy::default(),
+        constants: vec![OffPolicy::default(); models.len()],
+        examples: 0,
+    };
+    read_log(args, config, &settings, &space, &mut judged)?;
+    let rows = judged.rows(&models);
+    if args.json {
+        let row = |(name, value): &(String, OffPolicy)| {
+            json!({ "policy": name, "value": value.value(), "deviation": value.deviation(),
+                    "effective_examples": value.effective() })
+        };
+        println!("{}", json!({ "examples": judged.examples, "policies": rows.iter().map(row).collect::<Vec<_>>() }));
+        return Ok(());
+    }
+    let line = |(name, value): &(String, OffPolicy)| {
+        let interval = format!("{:.4} ± {:.4}", value.value(), 1.96 * value.deviation());
+        vec![name.clone(), interval, format!("{:.0}", value.effective())]
+    };
+    let titles = ["value, 95% interval", "effective examples"].map(Column::right);
+    let poor = rows.iter().any(|(_, value)| value.effective() < EFFECTIVE_MIN * judged.examples as f64);
+    let note = format!(
+        "{} examples; each was judged before it was learned from{}",
+        judged.examples,
+        if poor { "; where few examples are effective, the log hardly says anything of the policy" } else { "" }
+    );
+    let columns = std::iter::once(Column::left("policy")).chain(titles).collect();
+    println!("{}", Table { columns, rows: rows.iter().map(line).collect(), note: Some(note) }.text());
+    Ok(())
+}
+
+/// [learner] with the keys of a space.
+fn merged(
+    learner: &LearnerConfig,
+    keys: &serde_json::Map<String, serde_json::Value>,
+) -> anyhow::Result<LearnerConfig> {
+    let mut all = serde_json::to_value(learner)?;
+    if let Some(all) = all.as_object_mut() {
+        all.extend(keys.clone());
+    }
+    Ok(serde_json::from_value(all)?)
+}
+
+fn read_log(
+    args: &Args,
+    config: &Config,
+    settings: &Settings,
+    space: &Name,
+    judged: &mut Judged,
+) -> anyhow::Result<()> {
+    // Bad events are none of a comparison's business: `replay` tells of them.
+    let dir = TempDir::with_prefix("pointsman-compare-").context("cannot make a temporary directory")?;
+    let dead_letters = Appender::new(&dir.path().join("dead-letters.jsonl"));
+    let outlet = Box::new(Files { dead_letters, params: None });
+    let places = Places { store: None, audit: None, outlet, published: Vec::new() };
+    let (mut runner, state) = Runner::open(settings, &config.snapshot, places)?;
+    let bytes_read = Arc::new(AtomicU64::new(0));
+    let total = replay::add_logs(&args.queries_log, &args.rewards_log, settings, &mut runner, &state, &bytes_read)?;
+    runner.begin(state)?;
+    runner.engine.show_examples();
+    let progress = Progress::new("comparing", total);
+    let mut told = 0;
+    let mut take = |applied: Vec<Applied>, judged: &mut Judged| {
+        let examples = applied.iter().filter(|applied| applied.space == *space).filter_map(|a| a.example.as_ref());
+        examples.into_iter().try_for_each(|example| judged.take(example))
+    };
+    loop {
+        match runner.step()? {
+            Stepped::Event(applied) => take(applied, judged)?,
+            Stepped::Wait => {}
+            Stepped::End => break,
+        }
+        let now = bytes_read.load(Ordering::Relaxed);
+        progress.advance(now - told, || format!("{} examples", judged.examples));
+        told = now;
+    }
+    progress.finish();
+    take(runner.engine.finish(), judged)?;
+    runner.finish()?;
+    if judged.examples == 0 {
+        return Err(anyhow!("no example of space {space} in the logs: `pointsman replay` says what became of their events"));
+    }
+    Ok(())
+}
