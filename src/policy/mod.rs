@@ -1,4 +1,3 @@
 //! What HPG is compared with.
 
 pub mod constant;
-pub mod symmetric;
