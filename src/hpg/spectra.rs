@@ -282,7 +282,7 @@ pub fn explicit_step(eigen: &mut Eigen, step: &Step, m: usize, batch: &[Gradient
 }
 
 /// Adds to an orthonormal basis the direction of `query` outside of it, if there is one.
-fn extend_basis(basis: &mut Vec<f64>, query: &[f64]) {
+pub fn extend_basis(basis: &mut Vec<f64>, query: &[f64]) {
     let dim = query.len();
     if basis.len() == dim * dim {
         return;
