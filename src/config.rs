@@ -4,6 +4,7 @@
 //! allowed. Where files, environment and command line are read is an edge (`cli::settings`), not here.
 
 mod kafka;
+mod rivals;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,12 +14,17 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, Start, Topics, parse_time};
+pub use rivals::FeatureKind;
 
 use crate::event::Name;
 use crate::hpg::gradient::{Baseline, Estimator};
 use crate::hpg::projection::Ball;
 use crate::hpg::schedule::Rate;
 use crate::joiner::{Aggregate, JoinSpec, OnMissing};
+use crate::policy::linear_bandit::{Exploration, LinearBanditSpec};
+use crate::policy::log_linear::LogLinearSpec;
+use crate::policy::log_quadratic::LogQuadraticSpec;
+use crate::policy::quadratic_sgd::QuadraticSgdSpec;
 
 /// All of the configuration, as written.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -430,6 +436,16 @@ pub struct LearnerConfig {
     pub missing_propensities: MissingPropensities,
     /// Share of uniform exploration mixed into the policy.
     pub exploration_floor: f64,
+    /// What linear bandits see of a query.
+    pub features: FeatureKind,
+    /// Leading directions of the queries whose products they see.
+    pub feature_rank: usize,
+    /// Width of their bonus, or scale of their posterior.
+    pub alpha: Option<f64>,
+    /// Regularisation of what is solved by least squares.
+    pub ridge: Option<f64>,
+    /// g / sqrt(t), for regressions that are played by inverse gaps.
+    pub inverse_gap: f64,
     /// Most spaces that are created on first sight.
     pub spaces_max: usize,
     /// Seed of the learner's own draws.
@@ -460,6 +476,11 @@ impl Default for LearnerConfig {
             baseline: None,
             missing_propensities: MissingPropensities::Reject,
             exploration_floor: 0.0,
+            features: FeatureKind::Quadratic,
+            feature_rank: 16,
+            alpha: None,
+            ridge: None,
+            inverse_gap: 30.0,
             spaces_max: 1000,
             seed: 1,
         }
@@ -478,6 +499,18 @@ pub enum Algorithm {
     Uniform,
     /// Always `fixed_model`.
     Fixed,
+    /// Linear bandit with a bonus for what is little known.
+    LinUcb,
+    /// Linear bandit that draws from its posterior.
+    LinThompson,
+    /// Quadratic regression by stochastic gradient descent, played by inverse gaps.
+    QuadraticSgd,
+    /// Euclidean policy gradient in the log-quadratic class.
+    LogQuadratic,
+    /// Natural policy gradient in the log-linear class.
+    LogLinear,
+    /// Exponential weights over models.
+    Exp3,
 }
 
 /// `learner.preset`
@@ -629,6 +662,16 @@ pub enum Method {
     Uniform,
     /// Always the model of this index.
     Fixed(usize),
+    /// LinUCB or linear Thompson sampling.
+    LinearBandit(LinearBanditSpec),
+    /// Quadratic regression.
+    QuadraticSgd(QuadraticSgdSpec),
+    /// Euclidean policy gradient.
+    LogQuadratic(LogQuadraticSpec),
+    /// Natural policy gradient.
+    LogLinear(LogLinearSpec),
+    /// EXP3 with this learning rate.
+    Exp3(Rate),
 }
 
 /// Checked hyper-parameters of hypentropy policy gradient.
@@ -656,6 +699,12 @@ impl Spec {
             Method::HpgParameterFree(_) => "hpg-parameter-free",
             Method::Uniform => "uniform",
             Method::Fixed(_) => "fixed",
+            Method::LinearBandit(LinearBanditSpec { exploration: Exploration::Ucb, .. }) => "lin-ucb",
+            Method::LinearBandit(_) => "lin-thompson",
+            Method::QuadraticSgd(_) => "quadratic-sgd",
+            Method::LogQuadratic(_) => "log-quadratic",
+            Method::LogLinear(_) => "log-linear",
+            Method::Exp3(_) => "exp3",
         }
     }
 }
@@ -790,6 +839,12 @@ impl LearnerConfig {
             Algorithm::HpgParameterFree => Method::HpgParameterFree(self.check_parameter_free(models.len())?),
             Algorithm::Uniform => Method::Uniform,
             Algorithm::Fixed => Method::Fixed(self.check_fixed(&models)?),
+            Algorithm::LinUcb => Method::LinearBandit(self.check_linear_bandit(Exploration::Ucb)?),
+            Algorithm::LinThompson => Method::LinearBandit(self.check_linear_bandit(Exploration::Thompson)?),
+            Algorithm::QuadraticSgd => Method::QuadraticSgd(self.check_quadratic_sgd()?),
+            Algorithm::LogQuadratic => Method::LogQuadratic(self.check_log_quadratic()?),
+            Algorithm::LogLinear => Method::LogLinear(self.check_log_linear()?),
+            Algorithm::Exp3 => Method::Exp3(self.check_exp3(models.len())?),
         };
         Ok(Spec {
             dim: self.dim,
