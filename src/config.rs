@@ -4,6 +4,7 @@
 //! allowed. Where files, environment and command line are read is an edge (`cli::settings`), not here.
 
 mod kafka;
+mod rivals;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, Start, Topics, parse_time};
+pub use rivals::FeatureKind;
 
 use crate::event::Name;
 use crate::hpg::gradient::{Baseline, Estimator};
@@ -20,6 +22,10 @@ use crate::hpg::projection::Ball;
 use crate::hpg::regression::RegressionSpec;
 use crate::hpg::schedule::Rate;
 use crate::joiner::{Aggregate, JoinSpec, OnMissing};
+use crate::policy::linear_bandit::{Exploration, LinearBanditSpec};
+use crate::policy::log_linear::LogLinearSpec;
+use crate::policy::log_quadratic::LogQuadraticSpec;
+use crate::policy::quadratic_sgd::QuadraticSgdSpec;
 
 /// All of the configuration, as written.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -431,8 +437,12 @@ pub struct LearnerConfig {
     pub missing_propensities: MissingPropensities,
     /// Share of uniform exploration mixed into the policy.
     pub exploration_floor: f64,
+    /// What linear bandits see of a query.
+    pub features: FeatureKind,
     /// Leading directions of the queries whose products are learned on.
     pub feature_rank: Option<usize>,
+    /// Width of their bonus, or scale of their posterior.
+    pub alpha: Option<f64>,
     /// Regularisation of what is solved by least squares.
     pub ridge: Option<f64>,
     /// g / sqrt(t), for regressions that are played by inverse gaps.
@@ -471,7 +481,9 @@ impl Default for LearnerConfig {
             baseline: None,
             missing_propensities: MissingPropensities::Reject,
             exploration_floor: 0.0,
+            features: FeatureKind::Quadratic,
             feature_rank: None,
+            alpha: None,
             ridge: None,
             inverse_gap: 30.0,
             clip_predictions: true,
@@ -496,6 +508,18 @@ pub enum Algorithm {
     Uniform,
     /// Always `fixed_model`.
     Fixed,
+    /// Linear bandit with a bonus for what is little known.
+    LinUcb,
+    /// Linear bandit that draws from its posterior.
+    LinThompson,
+    /// Quadratic regression by stochastic gradient descent, played by inverse gaps.
+    QuadraticSgd,
+    /// Euclidean policy gradient in the log-quadratic class.
+    LogQuadratic,
+    /// Natural policy gradient in the log-linear class.
+    LogLinear,
+    /// Exponential weights over models.
+    Exp3,
 }
 
 /// `learner.preset`
@@ -659,6 +683,16 @@ pub enum Method {
     Uniform,
     /// Always the model of this index.
     Fixed(usize),
+    /// LinUCB or linear Thompson sampling.
+    LinearBandit(LinearBanditSpec),
+    /// Quadratic regression.
+    QuadraticSgd(QuadraticSgdSpec),
+    /// Euclidean policy gradient.
+    LogQuadratic(LogQuadraticSpec),
+    /// Natural policy gradient.
+    LogLinear(LogLinearSpec),
+    /// EXP3 with this learning rate.
+    Exp3(Rate),
 }
 
 /// Checked hyper-parameters of hypentropy policy gradient.
@@ -687,6 +721,12 @@ impl Spec {
             Method::HypentropyRegression(_) => "hypentropy-regression",
             Method::Uniform => "uniform",
             Method::Fixed(_) => "fixed",
+            Method::LinearBandit(LinearBanditSpec { exploration: Exploration::Ucb, .. }) => "lin-ucb",
+            Method::LinearBandit(_) => "lin-thompson",
+            Method::QuadraticSgd(_) => "quadratic-sgd",
+            Method::LogQuadratic(_) => "log-quadratic",
+            Method::LogLinear(_) => "log-linear",
+            Method::Exp3(_) => "exp3",
         }
     }
 }
@@ -822,6 +862,12 @@ impl LearnerConfig {
             Algorithm::HypentropyRegression => Method::HypentropyRegression(self.check_regression()?),
             Algorithm::Uniform => Method::Uniform,
             Algorithm::Fixed => Method::Fixed(self.check_fixed(&models)?),
+            Algorithm::LinUcb => Method::LinearBandit(self.check_linear_bandit(Exploration::Ucb)?),
+            Algorithm::LinThompson => Method::LinearBandit(self.check_linear_bandit(Exploration::Thompson)?),
+            Algorithm::QuadraticSgd => Method::QuadraticSgd(self.check_quadratic_sgd()?),
+            Algorithm::LogQuadratic => Method::LogQuadratic(self.check_log_quadratic()?),
+            Algorithm::LogLinear => Method::LogLinear(self.check_log_linear()?),
+            Algorithm::Exp3 => Method::Exp3(self.check_exp3(models.len())?),
         };
         Ok(Spec {
             dim: self.dim,
@@ -892,32 +938,6 @@ impl LearnerConfig {
         }
         let kind = if self.eta.is_some() { LearningRate::Constant } else { LearningRate::Anytime };
         self.check_shared(1.0, 1.0 / self.dim as f64, kind, Pace::theory(models, self.dim))
-    }
-
-    fn check_regression(&self) -> Result<RegressionSpec, BadSetting> {
-        let rank = self.rank.unwrap_or(self.dim.min(32));
-        let ball = Ball { tau: self.tau.unwrap_or(100.0), beta: self.beta.unwrap_or(1.0), rank };
-        self.check_ball(&ball)?;
-        let eta = self.eta.unwrap_or(0.2);
-        within("learner.eta", eta, SCALE.0, SCALE.1)?;
-        if self.mode == Mode::Lazy {
-            return Err(bad("learner.mode", self.mode, "hypentropy-regression needs its parameters at every step"));
-        }
-        let feature_rank = self.feature_rank.unwrap_or(20);
-        within("learner.feature_rank", feature_rank, 0, 44)?;
-        let ridge = self.ridge.unwrap_or(1.0);
-        within("learner.ridge", ridge, SCALE.0, SCALE.1)?;
-        within("learner.inverse_gap", self.inverse_gap, SCALE.0, SCALE.1)?;
-        Ok(RegressionSpec {
-            ball,
-            mode: self.mode,
-            eta,
-            inverse_gap: self.inverse_gap,
-            feature_rank: feature_rank.min(self.dim),
-            ridge,
-            clip: self.clip_predictions,
-            drift: self.drift == OnDrift::Detect,
-        })
     }
 
     fn check_ball(&self, ball: &Ball) -> Result<(), BadSetting> {

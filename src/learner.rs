@@ -17,6 +17,11 @@ use crate::hpg::regression::{HypentropyRegression, RegressionState};
 use crate::hpg::schedule::shrink;
 use crate::hpg::spectra::Eigen;
 use crate::policy::constant::{Fixed, Uniform};
+use crate::policy::exp3::{Exp3, Exp3State};
+use crate::policy::linear_bandit::{LinearBandit, LinearBanditState};
+use crate::policy::log_linear::{LogLinear, LogLinearState};
+use crate::policy::log_quadratic::{LogQuadratic, LogQuadraticState};
+use crate::policy::quadratic_sgd::{QuadraticSgd, QuadraticSgdState};
 use crate::router::{Distribution, Policy, Sampling, ScoreForm, uniform};
 use crate::wire::envelope::{self, Damaged, Kind};
 
@@ -24,6 +29,12 @@ use crate::wire::envelope::{self, Damaged, Kind};
 pub trait Learner: Send {
     /// The score of each model for a query, under the current policy.
     fn scores(&self, query: &Query, scores: &mut [f64]);
+
+    /// Fills in what the algorithm plays the largest of, where it plays by an index that the routing form cannot hold;
+    /// false if it has none.
+    fn index(&self, _query: &Query, _luck: &mut ChaCha8Rng, _scores: &mut [f64]) -> bool {
+        false
+    }
 
     /// Learns from a batch; `version` examples were applied before it.
     fn apply(&mut self, batch: &[Lesson], version: u64);
@@ -68,6 +79,16 @@ pub enum LearnerState {
     Hpg(HpgState),
     /// Algorithm 2.
     ParameterFree(ParameterFreeState),
+    /// LinUCB, linear Thompson sampling.
+    LinearBandit(LinearBanditState),
+    /// Quadratic regression.
+    QuadraticSgd(QuadraticSgdState),
+    /// Euclidean policy gradient.
+    LogQuadratic(LogQuadraticState),
+    /// Natural policy gradient.
+    LogLinear(LogLinearState),
+    /// EXP3.
+    Exp3(Exp3State),
     /// Hypentropy regression.
     Regression(RegressionState),
 }
@@ -125,8 +146,10 @@ pub enum BadState {
         /// Its configured value.
         configured: String,
     },
-    /// It was saved with another mode, or a larger rank, or holds what no learner can have written.
-    #[error("the saved state does not fit learner.mode, learner.rank and learner.dim as configured")]
+    /// It was saved with another mode, a larger rank or other features, or holds what no learner can have written.
+    #[error(
+        "the saved state does not fit learner.mode, learner.rank, learner.features, learner.feature_rank and learner.dim as configured"
+    )]
     Shape,
 }
 
@@ -136,7 +159,7 @@ const VERSION: u16 = 1;
 impl Trainer {
     /// A learner that has not seen anything.
     pub fn new(spec: Spec) -> Self {
-        let models = spec.models.len();
+        let (dim, models, half_life) = (spec.dim, spec.models.len(), spec.half_life);
         let learner: Box<dyn Learner> = match &spec.method {
             Method::Hpg(hpg) => Box::new(Hpg::new(hpg.clone(), spec.dim, models, spec.half_life)),
             Method::HpgParameterFree(hpg) => {
@@ -147,6 +170,11 @@ impl Trainer {
             }
             Method::Uniform => Box::new(Uniform { models }),
             Method::Fixed(model) => Box::new(Fixed { models, model: *model }),
+            Method::LinearBandit(bandit) => Box::new(LinearBandit::new(bandit.clone(), dim, models, half_life)),
+            Method::QuadraticSgd(sgd) => Box::new(QuadraticSgd::new(sgd.clone(), dim, models, half_life)),
+            Method::LogQuadratic(log) => Box::new(LogQuadratic::new(log.clone(), dim, models, half_life)),
+            Method::LogLinear(log) => Box::new(LogLinear::new(log.clone(), dim, models, half_life)),
+            Method::Exp3(rate) => Box::new(Exp3::new(*rate, models, half_life)),
         };
         let book = Book {
             generator: ChaCha8Rng::seed_from_u64(spec.seed),
@@ -228,6 +256,22 @@ impl Trainer {
         Ok(Decision { model, distribution })
     }
 
+    /// Routes a query by the algorithm's own index, where it has one: what comparisons in one process play, and routers
+    /// cannot. All but the floor's probability is on the chosen model.
+    pub fn decide_exactly(&mut self, query: &Query) -> Result<Option<Decision>, BadQuery> {
+        query.check_dim(self.spec.dim)?;
+        let models = self.spec.models.len();
+        let mut index = vec![0.0; models];
+        if !self.learner.index(query, &mut self.book.generator, &mut index) {
+            return Ok(None);
+        }
+        let best = (0..models).fold(0, |best, m| if index[m] > index[best] { m } else { best });
+        let core = (0..models).map(|m| f64::from(u8::from(m == best))).collect();
+        let distribution = Distribution::mix(core, self.spec.exploration_floor, &uniform(models));
+        let model = distribution.draw(self.book.generator.random());
+        Ok(Some(Decision { model, distribution }))
+    }
+
     /// Learns from an example: at once if it completes a batch, else then.
     pub fn learn(&mut self, example: Example) -> Result<(), BadExample> {
         example.check_shape(self.spec.dim, self.spec.models.len())?;
@@ -303,13 +347,18 @@ fn remap(mut state: LearnerState, places: &[Option<usize>], dim: usize) -> Learn
         LearnerState::Stateless => {}
         LearnerState::Hpg(hpg) => Hpg::remap(hpg, places, dim),
         LearnerState::ParameterFree(free) => ParameterFree::remap(free, places, dim),
+        LearnerState::LinearBandit(bandit) => LinearBandit::remap(bandit, places),
+        LearnerState::QuadraticSgd(sgd) => QuadraticSgd::remap(sgd, places, dim),
+        LearnerState::LogQuadratic(log) => LogQuadratic::remap(log, places, dim),
+        LearnerState::LogLinear(log) => LogLinear::remap(log, places, dim),
+        LearnerState::Exp3(exp3) => Exp3::remap(exp3, places),
         LearnerState::Regression(regression) => HypentropyRegression::remap(regression, places, dim),
     }
     state
 }
 
 fn restore_learner(spec: &Spec, state: LearnerState) -> Option<Box<dyn Learner>> {
-    let models = spec.models.len();
+    let (dim, models, half_life) = (spec.dim, spec.models.len(), spec.half_life);
     match (&spec.method, state) {
         (Method::Hpg(hpg), LearnerState::Hpg(state)) => {
             Some(Box::new(Hpg::restore(hpg.clone(), spec.dim, models, spec.half_life, state)?))
@@ -322,6 +371,21 @@ fn restore_learner(spec: &Spec, state: LearnerState) -> Option<Box<dyn Learner>>
         }
         (Method::Uniform, LearnerState::Stateless) => Some(Box::new(Uniform { models })),
         (Method::Fixed(model), LearnerState::Stateless) => Some(Box::new(Fixed { models, model: *model })),
+        (Method::LinearBandit(bandit), LearnerState::LinearBandit(state)) => {
+            Some(Box::new(LinearBandit::restore(bandit.clone(), dim, models, half_life, state)?))
+        }
+        (Method::QuadraticSgd(sgd), LearnerState::QuadraticSgd(state)) => {
+            Some(Box::new(QuadraticSgd::restore(sgd.clone(), dim, models, half_life, state)?))
+        }
+        (Method::LogQuadratic(log), LearnerState::LogQuadratic(state)) => {
+            Some(Box::new(LogQuadratic::restore(log.clone(), dim, models, half_life, state)?))
+        }
+        (Method::LogLinear(log), LearnerState::LogLinear(state)) => {
+            Some(Box::new(LogLinear::restore(log.clone(), dim, models, half_life, state)?))
+        }
+        (Method::Exp3(rate), LearnerState::Exp3(state)) => {
+            Some(Box::new(Exp3::restore(*rate, models, half_life, state)?))
+        }
         _ => None,
     }
 }

@@ -9,9 +9,13 @@
 //!
 //! Paper: Section 4.2, Eq. (REINFORCE), where router and learner are one, so that w = 1 and b = 0.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use crate::event::Example;
+use crate::learner::Lesson;
+use crate::router::Sampling;
 
 /// Whose policy the gradient is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +35,40 @@ pub enum Baseline {
     None,
     /// Mean of the rewards before this one; 0.5 before the first.
     Mean,
+}
+
+/// How gradients are estimated.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct GradientSpec {
+    /// Whose policy the gradient is of.
+    pub estimator: Estimator,
+    /// What is taken off the rewards.
+    pub baseline: Baseline,
+    /// Largest importance weight.
+    pub weight_cap: f64,
+}
+
+impl GradientSpec {
+    /// pi for a lesson; `scores` fills in those of the current policy.
+    pub fn policy<'a>(&self, lesson: &'a Lesson, models: usize, scores: impl FnOnce(&mut [f64])) -> Cow<'a, [f64]> {
+        match self.estimator {
+            Estimator::Logged => Cow::Borrowed(lesson.example.policy()),
+            Estimator::Importance => {
+                let mut current = vec![0.0; models];
+                scores(&mut current);
+                Cow::Owned(Sampling::Softmax.core(&current))
+            }
+        }
+    }
+
+    /// c_m of each model for a lesson, `policy` being pi.
+    pub fn coefficients(&self, lesson: &Lesson, policy: &[f64], c: &mut Vec<f64>) {
+        let baseline = match self.baseline {
+            Baseline::None => 0.0,
+            Baseline::Mean => lesson.mean_before,
+        };
+        coefficients(&lesson.example, policy, baseline, self.weight_cap, c);
+    }
 }
 
 /// c_m of each model for one example, `policy` being pi.

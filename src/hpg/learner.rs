@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::factored::Factored;
-use super::gradient::{Baseline, Estimator, coefficients};
+use super::gradient::GradientSpec;
 use super::projection::Ball;
 use super::schedule::shrink;
 use super::spectra::{Eigen, Exact, Explicit, Gradient, Lazy, Spectra, Step};
 use crate::config::{HpgSpec, Mode};
 use crate::event::Query;
 use crate::learner::{Learner, LearnerState, Lesson};
-use crate::router::{Sampling, ScoreForm};
+use crate::router::ScoreForm;
 
 /// Algorithm 1.
 #[derive(Debug, Clone)]
@@ -75,19 +75,10 @@ impl Hpg {
 
     /// c_m of a lesson, for a policy that plays by `scores`.
     pub fn lesson_coefficients(&self, lesson: &Lesson, scores: impl FnOnce(&mut [f64]), c: &mut Vec<f64>) {
-        let baseline = match self.spec.baseline {
-            Baseline::None => 0.0,
-            Baseline::Mean => lesson.mean_before,
-        };
-        let example = &lesson.example;
-        match self.spec.estimator {
-            Estimator::Logged => coefficients(example, example.policy(), baseline, self.spec.weight_cap, c),
-            Estimator::Importance => {
-                let mut current = vec![0.0; self.models];
-                scores(&mut current);
-                coefficients(example, &Sampling::Softmax.core(&current), baseline, self.spec.weight_cap, c);
-            }
-        }
+        let HpgSpec { estimator, baseline, weight_cap, .. } = self.spec;
+        let gradient = GradientSpec { estimator, baseline, weight_cap };
+        let policy = gradient.policy(lesson, self.models, scores);
+        gradient.coefficients(lesson, &policy, c);
     }
 
     /// One mirror step with the coefficients of a batch, model by model for each lesson.

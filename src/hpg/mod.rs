@@ -23,6 +23,7 @@ pub mod gradient;
 pub mod learner;
 pub mod linalg;
 pub mod newton;
+pub mod overlap;
 pub mod parameter_free;
 pub mod projection;
 pub mod regression;

@@ -26,12 +26,14 @@ use super::drift::Drift;
 use super::learner::{empty_spectra, score_form};
 use super::linalg::{columns_dot, dot, product};
 use super::newton::{Newton, features, turn};
+use super::overlap::Overlap;
 use super::projection::Ball;
 use super::schedule::shrink;
 use super::spectra::{Eigen, Gradient, Spectra, Step, UNIT_MAX, extend_basis, pick};
 use crate::config::Mode;
 use crate::event::Query;
 use crate::learner::{Learner, LearnerState, Lesson};
+use crate::policy::square_cb;
 use crate::policy::symmetric::Symmetric;
 use crate::router::{Sampling, ScoreForm};
 
@@ -75,7 +77,7 @@ pub struct RegressionState {
     directions: Directions,
     /// V: the directions that the second-order parts are in, one after the other.
     basis: Vec<f64>,
-    kappa: Kappa,
+    overlap: Overlap,
     drift: Drift,
     /// Version at which the world last changed.
     since: u64,
@@ -90,14 +92,6 @@ struct OfModel {
     examples: f64,
     /// Version after its last example.
     learned_at: u64,
-}
-
-/// Running mean of (q_i.q_j)^2 over consecutive distinct queries.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Kappa {
-    last: Vec<f64>,
-    sum: f64,
-    pairs: u64,
 }
 
 /// The largest step, times beta.
@@ -121,7 +115,7 @@ impl HypentropyRegression {
             of_models: vec![fresh; models],
             directions: Directions::default(),
             basis,
-            kappa: Kappa::default(),
+            overlap: Overlap::default(),
             drift: Drift::default(),
             since: 0,
         };
@@ -148,7 +142,7 @@ impl HypentropyRegression {
             && state.of_models.len() == models
             && state.of_models.iter().all(|of_model| of_model.is_sound(spec, dim, k))
             && state.directions.is_sound(dim, spec.feature_rank)
-            && state.kappa.is_sound(dim)
+            && state.overlap.is_sound(dim)
             && state.drift.is_sound();
         fresh.state = RegressionState { ball: spec.ball, ..state };
         sound.then_some(fresh)
@@ -189,7 +183,7 @@ impl HypentropyRegression {
     }
 
     fn see(&mut self, query: &[f64]) {
-        self.state.kappa.see(query);
+        self.state.overlap.see(query);
         if self.spec.feature_rank > 0 && self.spec.feature_rank < self.dim {
             self.state.directions.see(query, self.spec.feature_rank);
             let seen = self.state.directions.seen();
@@ -222,7 +216,7 @@ impl HypentropyRegression {
         }
         let of_model = &self.state.of_models[model];
         let (ball, examples) = (&self.spec.ball, of_model.examples * keep);
-        let rate = (self.spec.eta / (self.state.kappa.mean() * (examples + 1.0).sqrt())).min(STEP_MAX) / ball.beta;
+        let rate = (self.spec.eta / (self.state.overlap.mean() * (examples + 1.0).sqrt())).min(STEP_MAX) / ball.beta;
         let left = lessons.iter().zip(&quadratic.features).zip(&quadratic.scores);
         let errors: Vec<f64> =
             left.map(|((lesson, phi), score)| self.error(lesson, of_model.newton.predict(phi) + score)).collect();
@@ -348,7 +342,7 @@ impl Learner for HypentropyRegression {
     }
 
     fn sampling(&self, version: u64) -> Sampling {
-        Sampling::InverseGap { gap: self.spec.inverse_gap * (version.saturating_sub(self.state.since) as f64).sqrt() }
+        square_cb(self.spec.inverse_gap, version.saturating_sub(self.state.since))
     }
 
     fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
@@ -406,29 +400,5 @@ impl OfModel {
         let mut vectors = vec![0.0; dim * n];
         product(dim, &span, &rows, n, 0.0, &mut vectors);
         Eigen { gamma: lambda.iter().map(|lambda| (lambda / ball.beta).asinh()).collect(), lambda, vectors }
-    }
-}
-
-impl Kappa {
-    fn see(&mut self, query: &[f64]) {
-        if self.last != query {
-            if !self.last.is_empty() {
-                self.sum += dot(&self.last, query).powi(2);
-                self.pairs += 1;
-            }
-            self.last = query.to_vec();
-        }
-    }
-
-    /// 1 before there are two queries.
-    fn mean(&self) -> f64 {
-        // Queries that are all orthogonal must not make steps infinite.
-        if self.pairs == 0 { 1.0 } else { (self.sum / self.pairs as f64).max(1e-9) }
-    }
-
-    fn is_sound(&self, dim: usize) -> bool {
-        (self.last.is_empty() || self.last.len() == dim)
-            && self.last.iter().all(|x| x.abs() <= UNIT_MAX)
-            && (0.0..=1.001 * self.pairs as f64 + 0.001).contains(&self.sum)
     }
 }

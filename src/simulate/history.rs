@@ -118,7 +118,9 @@ impl History {
         // <grad L, W - W*> = sum_m pi_m (r_m - mean) log(pi*_m / pi_m), the paper's Proposition on both regrets.
         let policy = &decision.distribution.policy;
         let own_mean: f64 = policy.iter().zip(expected).map(|(p, r)| p * r).sum();
-        let terms = policy.iter().zip(&best).zip(expected).map(|((p, b), r)| p * (r - own_mean) * (b / p).ln());
+        // What is never played adds nothing, in the limit.
+        let terms = policy.iter().zip(&best).zip(expected).filter(|((p, _), _)| **p > 0.0);
+        let terms = terms.map(|((p, b), r)| p * (r - own_mean) * (b / p).ln());
         bin.linearized_regret += terms.sum::<f64>();
     }
 

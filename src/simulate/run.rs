@@ -108,6 +108,8 @@ pub struct InProcess<'a> {
     trainer: &'a mut Trainer,
     /// Rounds between two updates of the router's policy; 1 routes with the learner's own.
     refresh: u64,
+    /// Whether algorithms that have an index of their own play by it.
+    exact: bool,
     params: Params,
     open: BTreeMap<u64, (Query, Decision)>,
 }
@@ -116,7 +118,12 @@ impl<'a> InProcess<'a> {
     /// A router that is updated every `refresh` rounds.
     pub fn new(trainer: &'a mut Trainer, refresh: u64) -> Self {
         let params = params(trainer);
-        Self { trainer, refresh, params, open: BTreeMap::new() }
+        Self { trainer, refresh, exact: false, params, open: BTreeMap::new() }
+    }
+
+    /// Lets algorithms that play by an index which routers cannot hold do so, always with what is learned by then.
+    pub fn exactly(self) -> Self {
+        Self { exact: true, ..self }
     }
 }
 
@@ -131,9 +138,18 @@ impl Stack for InProcess<'_> {
     }
 
     fn decide(&mut self, round: u64, query: &Query, luck: f64) -> Result<Decision, Misfit> {
-        let distribution =
-            if self.refresh > 1 { self.params.distribution(query)? } else { self.trainer.distribution(query)? };
-        let decision = Decision { model: distribution.draw(luck), distribution };
+        let exact = if self.exact { self.trainer.decide_exactly(query)? } else { None };
+        let decision = match exact {
+            Some(decision) => decision,
+            None => {
+                let distribution = if self.refresh > 1 {
+                    self.params.distribution(query)?
+                } else {
+                    self.trainer.distribution(query)?
+                };
+                Decision { model: distribution.draw(luck), distribution }
+            }
+        };
         self.open.insert(round, (query.clone(), decision.clone()));
         Ok(decision)
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use pointsman::config::{Algorithm, Config, LearnerConfig, Settings};
+use pointsman::config::{Algorithm, Config, FeatureKind, LearnerConfig, Settings};
 use pointsman::engine::{Engine, Input, Side};
 use pointsman::event::{Example, Name, Query};
 use pointsman::learner::Trainer;
@@ -32,7 +32,9 @@ fn golden(name: &str, present: &[u8]) -> Vec<u8> {
 /// A learner in the middle of a batch.
 fn learner(algorithm: Algorithm) -> Trainer {
     let models = ["a", "b", "c"].map(String::from).to_vec();
-    let config = LearnerConfig { dim: 4, models, algorithm, rank: Some(2), batch: Some(3), ..LearnerConfig::default() };
+    let features = if algorithm == Algorithm::LinThompson { FeatureKind::Linear } else { FeatureKind::Quadratic };
+    let base = LearnerConfig { dim: 4, models, algorithm, features, ..LearnerConfig::default() };
+    let config = LearnerConfig { rank: Some(2), batch: Some(3), ..base };
     let mut trainer = Trainer::new(config.check().unwrap());
     for i in 0..40 {
         let query = Query::new((0..4).map(|j| f64::from((i * 7 + j * 3) % 5) - 1.7)).unwrap();
@@ -49,6 +51,12 @@ fn saved_learners() {
         ("learner-hpg-1.bin", Algorithm::Hpg),
         ("learner-parameter-free-1.bin", Algorithm::HpgParameterFree),
         ("learner-uniform-1.bin", Algorithm::Uniform),
+        ("learner-lin-ucb-1.bin", Algorithm::LinUcb),
+        ("learner-lin-thompson-1.bin", Algorithm::LinThompson),
+        ("learner-quadratic-sgd-1.bin", Algorithm::QuadraticSgd),
+        ("learner-log-quadratic-1.bin", Algorithm::LogQuadratic),
+        ("learner-log-linear-1.bin", Algorithm::LogLinear),
+        ("learner-exp3-1.bin", Algorithm::Exp3),
     ] {
         let present = learner(algorithm);
         let bytes = golden(name, &present.save());

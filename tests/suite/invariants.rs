@@ -1,6 +1,6 @@
 //! What must always hold of the learner, over thousands of steps of friendly and hostile streams.
 
-use pointsman::config::{Algorithm, LearnerConfig, Method, Mode, Spec};
+use pointsman::config::{Algorithm, FeatureKind, LearnerConfig, Method, Mode, Spec};
 use pointsman::event::{Example, Name, Query};
 use pointsman::hpg::factored::Factored;
 use pointsman::hpg::gradient::{Baseline, Estimator, coefficients};
@@ -246,6 +246,7 @@ fn states_that_do_not_fit_are_refused() {
                 // They may come and go.
                 "models" | "order of models" => false,
                 "mode" => learns,
+                "rank" if config.algorithm == Algorithm::LogQuadratic => true,
                 "rank" => learns && config.mode != Mode::Lazy,
                 _ => true,
             };
@@ -730,9 +731,27 @@ fn every_learner() -> Vec<LearnerConfig> {
         let base = config(shape(7, 3, 4, batch), PRACTICAL, Mode::Factored);
         let base = LearnerConfig { exploration_floor: floor, fixed_model: Some("m1".to_owned()), ..base };
         all.push(LearnerConfig { algorithm: Algorithm::Uniform, ..base.clone() });
-        all.push(LearnerConfig { algorithm: Algorithm::Fixed, ..base });
+        all.push(LearnerConfig { algorithm: Algorithm::Fixed, ..base.clone() });
+        let base = LearnerConfig { estimator, half_life, tau: None, beta: None, ..base };
+        all.extend(rivals(&base));
     }
     all
+}
+
+/// What HPG is compared with, each in all its forms.
+fn rivals(base: &LearnerConfig) -> Vec<LearnerConfig> {
+    let of = |algorithm| LearnerConfig { algorithm, eta: None, rank: None, ..base.clone() };
+    let linear = |algorithm| LearnerConfig { features: FeatureKind::Linear, ..of(algorithm) };
+    vec![
+        of(Algorithm::Exp3),
+        of(Algorithm::LogLinear),
+        of(Algorithm::LogQuadratic),
+        LearnerConfig { rank: Some(4), ..of(Algorithm::LogQuadratic) },
+        of(Algorithm::LinUcb),
+        linear(Algorithm::LinUcb),
+        linear(Algorithm::LinThompson),
+        of(Algorithm::QuadraticSgd),
+    ]
 }
 
 fn config(shape: Shape, setting: Setting, mode: Mode) -> LearnerConfig {
@@ -757,7 +776,7 @@ fn parameter_free(config: LearnerConfig) -> LearnerConfig {
 fn ball(spec: &Spec) -> Option<Ball> {
     match &spec.method {
         Method::Hpg(hpg) | Method::HpgParameterFree(hpg) => Some(hpg.ball),
-        Method::Uniform | Method::Fixed(_) => None,
+        _ => None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Does it learn? Whole runs in simulated worlds, measured against the truth; seeds are fixed, so are the figures.
 
-use pointsman::config::{Algorithm, LearnerConfig, Preset};
+use pointsman::config::{Algorithm, FeatureKind, LearnerConfig, Preset};
 use pointsman::hpg::gradient::Estimator;
 use pointsman::learner::Trainer;
 use pointsman::simulate::World;
@@ -35,7 +35,8 @@ fn learner(change: impl FnOnce(&mut LearnerConfig)) -> LearnerConfig {
 fn history(mut world: Box<dyn World>, config: &LearnerConfig, plan: &Plan) -> History {
     let mut trainer = Trainer::new(config.check().unwrap());
     let mut history = History::new(plan.rounds, 200);
-    run(&mut *world, &mut InProcess::new(&mut trainer, plan.refresh), plan, &mut history, |_| ()).unwrap();
+    let mut stack = InProcess::new(&mut trainer, plan.refresh).exactly();
+    run(&mut *world, &mut stack, plan, &mut history, |_| ()).unwrap();
     history
 }
 
@@ -99,6 +100,30 @@ fn forgetting_pays_after_a_switch() {
     let (_, kept) = mean_gap_closed(2, &learner(|_| ()), switched);
     let (_, forgot) = mean_gap_closed(2, &learner(|c| c.half_life = Some(20_000.0)), switched);
     assert!(forgot > kept + 0.03, "{forgot} {kept}");
+}
+
+/// Loose floors, on half of the usual rounds: what is compared with is not to lose by a mistake in it.
+#[test]
+fn rivals_learn_what_their_class_allows() {
+    let half = |seed| Plan { rounds: ROUNDS / 2, ..plan(seed) };
+    let linear = |c: &mut LearnerConfig| c.features = FeatureKind::Linear;
+    let check = |algorithm: Algorithm, change: &dyn Fn(&mut LearnerConfig), online: f64, last: f64| {
+        let config = learner(|c| {
+            c.algorithm = algorithm;
+            change(c);
+        });
+        let (found, found_last) = mean_gap_closed(2, &config, half);
+        println!("{algorithm}: {:.1}% of the gap online, {:.1}% in the last tenth", 100.0 * found, 100.0 * found_last);
+        assert!(found >= online && found_last >= last, "{algorithm}: {found} {found_last}");
+    };
+    check(Algorithm::LinUcb, &|_| (), 0.65, 0.75);
+    check(Algorithm::LinUcb, &linear, 0.2, 0.3);
+    check(Algorithm::LinThompson, &|_| (), 0.65, 0.75);
+    check(Algorithm::QuadraticSgd, &|_| (), 0.6, 0.7);
+    check(Algorithm::LogQuadratic, &|_| (), 0.45, 0.55);
+    check(Algorithm::LogQuadratic, &|c| c.rank = Some(16), 0.4, 0.5);
+    check(Algorithm::LogLinear, &|_| (), 0.15, 0.25);
+    check(Algorithm::Exp3, &|_| (), -0.15, -0.1);
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod learning;
 mod models;
 mod params;
 mod replay;
+mod rivals;
 mod router;
 mod sidecar;
 mod simulate;

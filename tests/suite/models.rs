@@ -42,8 +42,16 @@ fn count(queries: &[Value], model: &str, which: impl Fn(&str) -> bool) -> usize 
 
 #[test]
 fn models_are_added_and_removed() {
-    for more in ["", "mode = \"explicit\"", "mode = \"exact\"", "mode = \"lazy\"", "algorithm = \"hpg-parameter-free\""]
-    {
+    for more in [
+        "",
+        "mode = \"explicit\"",
+        "mode = \"exact\"",
+        "mode = \"lazy\"",
+        "algorithm = \"hpg-parameter-free\"",
+        "algorithm = \"log-quadratic\"",
+        "algorithm = \"log-quadratic\"\nrank = 3",
+        "algorithm = \"quadratic-sgd\"",
+    ] {
         let (site, before) = learned(more);
         let (first, first_rewards) = traffic(6, &MODELS, 0..200);
         let params = site.params();

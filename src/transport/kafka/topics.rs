@@ -9,6 +9,7 @@ use rdkafka::error::RDKafkaErrorCode;
 use super::cluster::{Cluster, Problem, failed};
 use crate::config::{Lanes, Method, Settings, Spec};
 use crate::event::Name;
+use crate::policy::log_quadratic::RECENT_MAX;
 
 /// What a topic is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +100,12 @@ fn rank(spec: &Spec) -> usize {
     match &spec.method {
         Method::Hpg(hpg) | Method::HpgParameterFree(hpg) => hpg.ball.rank,
         Method::HypentropyRegression(regression) => spec.dim.min(regression.ball.rank + regression.feature_rank),
-        Method::Uniform | Method::Fixed(_) => 0,
+        Method::Uniform | Method::Fixed(_) | Method::Exp3(_) => 0,
+        // A linear part is as large as an eigenvector.
+        Method::LogLinear(_) => 1,
+        Method::LinearBandit(bandit) => bandit.feature_rank,
+        Method::QuadraticSgd(_) => spec.dim,
+        Method::LogQuadratic(log) => log.rank.map_or(spec.dim, |rank| spec.dim.min(rank + RECENT_MAX)),
     }
 }
 

@@ -1,0 +1,139 @@
+//! Exponential weights over models, whatever the query: the constant class.
+//!
+//! ```text
+//! pi(m) = softmax(-eta_t L_m)         L_m += (1 - r) / (p_m + gamma_t), the played model only      gamma_t = eta_t / 2
+//! eta_t = sqrt(2 log M / (M t))       anytime, unless configured
+//! ```
+//!
+//! EXP3: Auer et al. 2002. p is the logged propensity of the played model. gamma is implicit exploration (EXP3-IX: Neu
+//! 2015), a little bias for bounded weights: regret is small with high probability, where mixing in uniform
+//! exploration, as EXP3.P does, would pay for it in every round. An exploration floor can still be configured; p has it
+//! in it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::Query;
+use crate::hpg::schedule::{Rate, shrink};
+use crate::hpg::spectra::pick;
+use crate::learner::{Learner, LearnerState, Lesson};
+use crate::router::ScoreForm;
+
+/// EXP3-IX.
+#[derive(Debug, Clone)]
+pub struct Exp3 {
+    rate: Rate,
+    half_life: Option<f64>,
+    state: Exp3State,
+}
+
+/// What it remembers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Exp3State {
+    /// L.
+    losses: Vec<f64>,
+    /// Examples, of which old ones count less where forgetting is asked for.
+    examples: f64,
+}
+
+/// The most that a sum can have become in any stream.
+const SUM_MAX: f64 = 1e30;
+
+impl Exp3 {
+    /// L = 0.
+    pub fn new(rate: Rate, models: usize, half_life: Option<f64>) -> Self {
+        Self { rate, half_life, state: Exp3State { losses: vec![0.0; models], examples: 0.0 } }
+    }
+
+    /// Goes on from a state, if it fits.
+    pub fn restore(rate: Rate, models: usize, half_life: Option<f64>, state: Exp3State) -> Option<Self> {
+        let sound = |sum: &f64| (0.0..=SUM_MAX).contains(sum);
+        let fits = state.losses.len() == models && state.losses.iter().all(sound) && sound(&state.examples);
+        fits.then_some(Self { rate, half_life, state })
+    }
+
+    /// Moves to another set of models, of which `places` says where each was; a new one is tried as often as the best.
+    pub fn remap(state: &mut Exp3State, places: &[Option<usize>]) {
+        let kept = places.iter().flatten().filter_map(|&place| state.losses.get(place));
+        let best = kept.copied().reduce(f64::min).unwrap_or(0.0);
+        pick(&mut state.losses, places, || best);
+    }
+
+    fn rate(&self) -> f64 {
+        self.rate.at(self.state.examples.round() as u64)
+    }
+
+    /// Scores with the best at zero: their differences are small beside the sums.
+    fn biases(&self) -> impl Iterator<Item = f64> {
+        let (rate, best) = (self.rate(), self.state.losses.iter().copied().fold(f64::INFINITY, f64::min));
+        self.state.losses.iter().map(move |loss| rate * (best - loss))
+    }
+}
+
+impl Learner for Exp3 {
+    fn scores(&self, _query: &Query, scores: &mut [f64]) {
+        scores.iter_mut().zip(self.biases()).for_each(|(score, bias)| *score = bias);
+    }
+
+    fn apply(&mut self, batch: &[Lesson], _version: u64) {
+        let keep = shrink(self.half_life, batch.len());
+        self.state.losses.iter_mut().for_each(|loss| *loss *= keep);
+        self.state.examples *= keep;
+        for Lesson { example, .. } in batch {
+            self.state.examples += 1.0;
+            let (model, gamma) = (example.model(), 0.5 * self.rate());
+            self.state.losses[model] += (1.0 - example.reward()) / (example.propensities()[model] + gamma);
+        }
+    }
+
+    fn score_forms(&self) -> Vec<ScoreForm> {
+        self.biases().map(|bias| ScoreForm { bias: bias as f32, ..ScoreForm::default() }).collect()
+    }
+
+    fn save(&self) -> LearnerState {
+        LearnerState::Exp3(self.state.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Example;
+    use crate::router::Sampling;
+
+    fn lesson(model: usize, propensities: &[f64], reward: f64) -> Lesson {
+        let query = Query::new([1.0]).unwrap();
+        let example = Example::new(query, model, propensities.to_vec(), None, reward).unwrap();
+        Lesson { example, mean_before: 0.5 }
+    }
+
+    #[test]
+    fn finds_the_best_model() {
+        let scale = (2.0 * 3_f64.ln() / 3.0).sqrt();
+        let mut exp3 = Exp3::new(Rate::Anytime { scale }, 3, None);
+        let query = Query::new([1.0]).unwrap();
+        let chances = [0.4, 0.7, 0.5];
+        let mut scores = [0.0; 3];
+        let mut luck = 0.5_f64;
+        let mut next = || {
+            luck = (luck + 0.618_033_988_749_894_9).fract();
+            luck
+        };
+        for t in 0..20_000 {
+            exp3.scores(&query, &mut scores);
+            let core = Sampling::Softmax.core(&scores);
+            let u = next();
+            let model = if u < core[0] { 0 } else { 1 + usize::from(u >= core[0] + core[1]) };
+            let reward = f64::from(u8::from((next() * 7919.0).fract() < chances[model]));
+            exp3.apply(&[lesson(model, &core, reward)], t);
+        }
+        exp3.scores(&query, &mut scores);
+        assert!(Sampling::Softmax.core(&scores)[1] > 0.9, "{scores:?}");
+    }
+
+    #[test]
+    fn losses_are_weighted_by_propensity() {
+        let mut exp3 = Exp3::new(Rate::Constant(0.2), 2, None);
+        exp3.apply(&[lesson(0, &[0.4, 0.6], 0.25), lesson(1, &[0.4, 0.6], 1.0)], 0);
+        assert!((exp3.state.losses[0] - 0.75 / 0.5).abs() < 1e-15 && exp3.state.losses[1] == 0.0);
+    }
+}
