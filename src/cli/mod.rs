@@ -3,10 +3,13 @@
 mod check_config;
 mod client;
 mod closed_loop;
+mod dataset;
 mod demo;
 mod dump;
+mod gap;
 mod health;
 mod learn;
+mod parallel;
 mod params;
 mod progress;
 mod replay;
@@ -58,6 +61,7 @@ enum Command {
     Route(route::Args),
     Simulate(Box<simulate::Args>),
     Replay(replay::Args),
+    Gap(gap::Args),
     Snapshots(snapshots::Args),
     Params(params::Args),
     Topics(topics::Args),
@@ -91,6 +95,7 @@ impl Cli {
             Command::Route(args) => route::run(&args, &config),
             Command::Simulate(args) => simulate::run(&args, &config),
             Command::Replay(args) => replay::run(&args, &config),
+            Command::Gap(args) => gap::run(&args, &config),
             Command::Snapshots(args) => snapshots::run(&args, &config),
             Command::Params(args) => params::run(&args, &config),
             Command::Topics(args) => topics::run(&args, &config),
