@@ -247,7 +247,7 @@ fn run_one(
     })?;
     let unseen = args.unseen.then(|| judge_unseen(&mut *world, &trainer, history.best_constant())).transpose()?;
     let share = |summary: Summary| summary.gap_closed(summary.policy);
-    let curve = history.points().iter().map(|point| {
+    let curve = history.points().into_iter().map(|point| {
         let (policy, best_constant) = (point.policy, point.best_constant);
         let (uniform, oracle) = (point.uniform, point.oracle);
         (point.round as f64, share(Summary { policy, best_constant, uniform, oracle }))
@@ -570,7 +570,7 @@ fn read_log(
     runner.engine.show_examples();
     let progress = Progress::new("comparing", total);
     let mut told = 0;
-    let mut take = |applied: Vec<Applied>, judged: &mut Judged| {
+    let take = |applied: Vec<Applied>, judged: &mut Judged| {
         let examples = applied.iter().filter(|applied| applied.space == *space).filter_map(|a| a.example.as_ref());
         examples.into_iter().try_for_each(|example| judged.take(example))
     };

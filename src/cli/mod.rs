@@ -4,11 +4,14 @@ mod check_config;
 mod client;
 mod closed_loop;
 mod compare;
+mod dataset;
 mod demo;
 mod dump;
 mod figures;
+mod gap;
 mod health;
 mod learn;
+mod parallel;
 mod params;
 mod progress;
 mod replay;
@@ -61,6 +64,7 @@ enum Command {
     Simulate(Box<simulate::Args>),
     Replay(replay::Args),
     Compare(Box<compare::Args>),
+    Gap(gap::Args),
     Snapshots(snapshots::Args),
     Params(params::Args),
     Topics(topics::Args),
@@ -95,6 +99,7 @@ impl Cli {
             Command::Simulate(args) => simulate::run(&args, &config),
             Command::Replay(args) => replay::run(&args, &config),
             Command::Compare(args) => compare::run(&args, &config),
+            Command::Gap(args) => gap::run(&args, &config),
             Command::Snapshots(args) => snapshots::run(&args, &config),
             Command::Params(args) => params::run(&args, &config),
             Command::Topics(args) => topics::run(&args, &config),

@@ -1,8 +1,8 @@
 //! Reports: data in, text out.
 //!
 //! The commands that have something to show (a demo, a replay, a comparison, an evaluation) gather
-//! it as [`Table`]s and charts ([`Lines`], [`StackedShares`], [`Spectrum`]). A table becomes text
-//! for a terminal, and a [`Page`] puts tables and charts into one HTML file that needs nothing
+//! it as [`Table`]s and charts ([`Lines`], [`StackedShares`], [`Spectrum`], [`Scatter`]). A table
+//! becomes text for a terminal, and a [`Page`] puts tables and charts into one HTML file that needs nothing
 //! else: no script, no font, no picture from anywhere, so it can be mailed, archived and printed.
 //! Everything here is a pure function of its input, without a clock and without I/O: the same data
 //! gives the same bytes, and a report can be compared with `diff`.
@@ -12,7 +12,7 @@ mod svg;
 mod table;
 
 pub use page::{Block, Page, Section};
-pub use svg::{Lines, Series, Spectrum, StackedShares};
+pub use svg::{Cloud, Lines, Look, Scatter, Series, Spectrum, StackedShares};
 pub use table::{Align, Column, Table};
 
 /// Names come from configuration and may hold what breaks a line or what XML forbids.

@@ -140,6 +140,13 @@ text{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}
 circle.line{fill:var(--c)}
 .area{fill:var(--c);stroke:var(--paper);stroke-width:.75;stroke-linejoin:round}
 .bar{fill:var(--c)}.bar.negative{opacity:.65}
+.grey{--c:var(--c9)}.faint{--c:var(--axis)}
+.spots circle{fill:var(--c);fill-opacity:.8;stroke:var(--paper);stroke-width:.75}
+.cross{stroke:var(--c);opacity:.6}
+.limit{stroke:var(--soft);stroke-dasharray:6 5}
+.cross,.limit{vector-effect:non-scaling-stroke}
+.key.dot{width:.7rem;height:.7rem;border:0;border-radius:50%;background:var(--c);vertical-align:-.05em}
+.key.cross{width:auto;border:0;vertical-align:0;opacity:1;color:var(--c)}.key.cross::before{content:"×"}
 .panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(9.5rem,1fr));gap:1rem 1.25rem}
 .panel{min-width:0}
 .panel p{margin:0;font-size:.875rem;color:var(--soft);white-space:nowrap;overflow:hidden;text-overflow:ellipsis}

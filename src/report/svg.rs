@@ -57,6 +57,44 @@ pub struct Spectrum {
     pub models: Vec<(String, Vec<f64>)>,
 }
 
+/// Items by two measures, such as their ranks by two models.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Scatter {
+    /// Shown above the chart.
+    pub title: String,
+    /// What the horizontal axis measures.
+    pub x_label: String,
+    /// What the vertical axis measures.
+    pub y_label: String,
+    /// The items, in the order of the legend; those named first are drawn on top.
+    pub clouds: Vec<Cloud>,
+    /// Where a dashed line is drawn across each axis.
+    pub limits: Option<(f64, f64)>,
+}
+
+/// Items of one kind.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Cloud {
+    /// What the legend says.
+    pub name: String,
+    /// The items as (x, y). Those at the same place become one mark, of an area that grows with their number.
+    pub points: Vec<(f64, f64)>,
+    /// How they look.
+    pub look: Look,
+}
+
+/// How much a cloud catches the eye.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Look {
+    /// Dots in a colour of their own.
+    #[default]
+    Bright,
+    /// Grey dots.
+    Grey,
+    /// Faint crosses.
+    Faint,
+}
+
 impl Lines {
     /// The chart, as a `<figure>`.
     pub fn html(&self) -> Markup {
@@ -112,6 +150,41 @@ impl Spectrum {
             }
         };
         figure(&self.title, html! {}, panels)
+    }
+}
+
+impl Scatter {
+    /// The chart, as a `<figure>`.
+    pub fn html(&self) -> Markup {
+        let drawn: Vec<_> = self.clouds.iter().map(|cloud| sample(heaps(&cloud.points))).collect();
+        let spots = || drawn.iter().flatten().map(|heap| heap.0);
+        let limit = |limit: f64| fits(limit).then_some(limit);
+        let x_limit = self.limits.and_then(|limits| limit(limits.0)).filter(|_| spots().next().is_some());
+        let y_limit = self.limits.and_then(|limits| limit(limits.1)).filter(|_| spots().next().is_some());
+        let x = Axis::covering(spots().map(|p| p.0).chain(x_limit), 5.0);
+        let y = Axis::covering(spots().map(|p| p.1).chain(y_limit), 5.0);
+        let frame = Frame::square(x, y);
+        let most = drawn.iter().flatten().map(|heap| heap.1).max().unwrap_or(1);
+        let clouds = self.clouds.iter().zip(&drawn).enumerate().rev();
+        let mut marks: Vec<Option<Markup>> =
+            clouds.map(|(i, (cloud, heaps))| frame.cloud(i, cloud, heaps, most)).collect();
+        marks.extend(x_limit.map(|at| Some(rule("limit", [frame.px(at), frame.top], [frame.px(at), frame.bottom]))));
+        marks.extend(y_limit.map(|at| Some(rule("limit", [frame.left, frame.py(at)], [frame.right, frame.py(at)]))));
+        let counts: Vec<String> = self.clouds.iter().map(|cloud| counted(&cloud.name, &cloud.points)).collect();
+        let desc = format!("{} against {}. {}", self.y_label, self.x_label, counts.join(" "));
+        let svg = frame.svg([&self.title, &desc], [&self.x_label, &self.y_label], marks);
+        let keys = self.clouds.iter().map(|cloud| (cloud.name.as_str(), cloud.look.key()));
+        figure(&self.title, legend(keys), svg)
+    }
+}
+
+impl Look {
+    fn key(self) -> &'static str {
+        match self {
+            Look::Bright => "dot key",
+            Look::Grey => "grey dot key",
+            Look::Faint => "faint cross key",
+        }
     }
 }
 
@@ -244,6 +317,11 @@ impl Frame {
         Self { width, height, left: label_room(&y, 10.0), right: 616.0, top: 32.0, bottom: 246.0, x, y }
     }
 
+    fn square(x: Axis, y: Axis) -> Self {
+        let (width, height) = (640.0, 480.0);
+        Self { width, height, left: label_room(&y, 10.0), right: 616.0, top: 32.0, bottom: 426.0, x, y }
+    }
+
     fn small(x: Axis, y: Axis) -> Self {
         let (width, height) = (180.0, 120.0);
         Self { width, height, left: label_room(&y, 7.0), right: 178.0, top: 8.0, bottom: 112.0, x, y }
@@ -308,6 +386,33 @@ impl Frame {
             }
             _ => {
                 html! { polyline class=(class) points=(path(spots.into_iter())) { title { (hover) } } }
+            }
+        })
+    }
+
+    fn cloud(&self, i: usize, cloud: &Cloud, heaps: &[((f64, f64), usize)], most: usize) -> Option<Markup> {
+        let class = match cloud.look {
+            Look::Bright => format!("spots c{}", i % COLOURS),
+            Look::Grey => "spots grey".to_owned(),
+            Look::Faint => "spots faint".to_owned(),
+        };
+        let spot = |((x, y), count): &((f64, f64), usize)| {
+            let (x, y) = (self.px(*x), self.py(*y));
+            let radius = if most > 1 { 2.5 + 9.5 * (*count as f64 / most as f64).sqrt() } else { 4.0 };
+            match cloud.look {
+                Look::Faint => html! {
+                    (rule("cross", [x - 3.0, y - 3.0], [x + 3.0, y + 3.0]))
+                    (rule("cross", [x - 3.0, y + 3.0], [x + 3.0, y - 3.0]))
+                },
+                _ => html! { circle cx=(px(x)) cy=(px(y)) r=(px(radius)) {} },
+            }
+        };
+        (!heaps.is_empty()).then(|| {
+            html! {
+                g class=(class) {
+                    title { (counted(&cloud.name, &cloud.points)) }
+                    @for heap in heaps { (spot(heap)) }
+                }
             }
         })
     }
@@ -402,6 +507,17 @@ fn ending(name: &str, points: &[(f64, f64)]) -> String {
     }
 }
 
+fn counted(name: &str, points: &[(f64, f64)]) -> String {
+    format!("{}: {}.", plain(name), fit_points(points).len())
+}
+
+/// The places of points, in order, and how many there are at each.
+fn heaps(points: &[(f64, f64)]) -> Vec<((f64, f64), usize)> {
+    let mut points = fit_points(points);
+    points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    points.chunk_by(|a, b| a == b).map(|heap| (heap[0], heap.len())).collect()
+}
+
 fn fits(value: f64) -> bool {
     value.abs() <= LARGEST
 }
@@ -494,6 +610,14 @@ mod tests {
         Spectrum { title: "t".into(), models }.html().into_string()
     }
 
+    fn scatter(points: Vec<(f64, f64)>, limit: f64) -> String {
+        let cloud = |look| Cloud { name: "<script>".into(), points: points.clone(), look };
+        let clouds = [Look::Bright, Look::Grey, Look::Faint].map(cloud).to_vec();
+        let text = || "a & <b>".to_owned();
+        let limits = Some((limit, 2.0));
+        Scatter { title: text(), x_label: text(), y_label: text(), clouds, limits }.html().into_string()
+    }
+
     fn assert_sound(markup: &str) {
         assert_well_formed(markup);
         assert!(markup.contains("<svg") && markup.contains("<desc>") && !markup.contains("<script"));
@@ -505,9 +629,11 @@ mod tests {
             assert_sound(&lines(vec![(a, a)]));
             assert_sound(&spectrum(vec![a]));
             assert_sound(&shares(vec![a], vec![vec![a, 1.0]]));
+            assert_sound(&scatter(vec![(a, a)], a));
             for b in ODD {
                 assert_sound(&lines(vec![(0.0, a), (1.0, b)]));
                 assert_sound(&lines(vec![(a, 2.0), (b, 2.0)]));
+                assert_sound(&scatter(vec![(a, b), (b, a), (1.0, a)], b));
                 assert_sound(&spectrum(vec![a, b, 0.5]));
                 assert_sound(&shares(vec![a, b, 3.0], vec![vec![a, b], vec![], vec![b]]));
             }
@@ -518,7 +644,8 @@ mod tests {
     fn no_data_says_so() {
         let empty = [Lines::default().html(), StackedShares::default().html(), Spectrum::default().html()];
         let drawn = [lines(vec![]), lines(vec![(f64::NAN, 1.0)]), shares(vec![], vec![]), spectrum(vec![])];
-        for markup in empty.into_iter().map(Markup::into_string).chain(drawn) {
+        let scattered = [Scatter::default().html().into_string(), scatter(vec![], 5.0)];
+        for markup in empty.into_iter().map(Markup::into_string).chain(drawn).chain(scattered) {
             assert_well_formed(&markup);
             assert!(markup.contains("no data"), "{markup}");
         }
@@ -590,6 +717,21 @@ mod tests {
             let even = sample(points.clone());
             assert!(even.len() == count.min(MOST_POINTS) && even.last() == points.last());
         }
+    }
+
+    #[test]
+    fn a_scatter_draws_each_place_once_larger_where_there_are_more() {
+        let points = vec![(1.0, 2.0), (3.0, 1.0), (1.0, 2.0), (1.0, 2.0), (f64::NAN, 1.0), (1.0, 2.0)];
+        let markup = scatter(points, 2.5);
+        let radii: Vec<&str> =
+            markup.split("<circle").skip(1).filter_map(|mark| mark.split("r=\"").nth(1)?.split('"').next()).collect();
+        assert_eq!(radii, ["12.0", "7.2", "12.0", "7.2"], "two clouds of dots");
+        assert_eq!(markup.matches("class=\"cross\"").count(), 2 * 2);
+        assert_eq!(markup.matches("class=\"limit\"").count(), 2);
+        assert_eq!(markup.matches(": 5.").count(), 2 * 3, "in the description and on hovering");
+        assert!(markup.contains("a &amp; &lt;b&gt; against"));
+        let (faint, bright) = (markup.find("spots faint").unwrap(), markup.find("spots c0").unwrap());
+        assert!(faint < bright, "what matters is drawn last");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! same queries, rewards and losses on every machine. All randomness of a round is drawn before the learner's choice
 //! is known, so that learners run on one seed meet the same queries and the same luck.
 
+pub mod dataset;
 pub mod history;
 pub mod items;
 pub mod log_quadratic;

@@ -69,7 +69,8 @@ mod tests {
         for _ in 0..20 {
             let query = shuffled.next_query();
             assert_eq!(query, queries.next_query());
-            assert_eq!(shuffled.expected_rewards(&query), rewards.expected_rewards(&rewards.next_query()));
+            let other = rewards.next_query();
+            assert_eq!(shuffled.expected_rewards(&query), rewards.expected_rewards(&other));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Versioned formats of what leaves the process. Domain types know nothing of them.
 
+pub mod dataset;
 pub mod envelope;
 pub mod events;
 pub mod export;

@@ -6,6 +6,7 @@ mod config;
 mod crash;
 mod deploy;
 mod formats;
+mod gap;
 mod golden;
 mod invariants;
 mod kafka;

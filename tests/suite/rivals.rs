@@ -11,7 +11,7 @@ const DIM: usize = 6;
 
 fn config(algorithm: Algorithm, change: impl FnOnce(&mut LearnerConfig)) -> LearnerConfig {
     let models = ["a", "b", "c"].map(String::from).to_vec();
-    let mut config = LearnerConfig { dim: DIM, models, algorithm, feature_rank: 3, ..LearnerConfig::default() };
+    let mut config = LearnerConfig { dim: DIM, models, algorithm, feature_rank: Some(3), ..LearnerConfig::default() };
     change(&mut config);
     config
 }
@@ -143,7 +143,7 @@ fn states_of_another_shape_are_refused() {
     type Change = fn(&mut LearnerConfig);
     let all: [(Algorithm, Change, Change, bool); 8] = [
         (Algorithm::LinUcb, |_| (), |c| c.features = FeatureKind::Linear, false),
-        (Algorithm::LinUcb, |_| (), |c| c.feature_rank = 2, false),
+        (Algorithm::LinUcb, |_| (), |c| c.feature_rank = Some(2), false),
         (Algorithm::LinUcb, |_| (), |c| c.algorithm = Algorithm::LinThompson, false),
         (Algorithm::LinUcb, |_| (), |c| (c.ridge, c.alpha) = (Some(3.0), Some(2.0)), true),
         (Algorithm::LogQuadratic, |_| (), |c| c.rank = Some(3), false),
