@@ -54,7 +54,7 @@ impl LearnerConfig {
     }
 
     pub(super) fn check_regression(&self) -> Result<RegressionSpec, BadSetting> {
-        let rank = self.rank.unwrap_or(self.dim.min(32));
+        let rank = self.rank.unwrap_or(self.dim.min(16));
         let ball = Ball { tau: self.tau.unwrap_or(100.0), beta: self.beta.unwrap_or(1.0), rank };
         self.check_ball(&ball)?;
         let eta = self.eta.unwrap_or(0.2);

@@ -27,6 +27,7 @@ pub mod overlap;
 pub mod parameter_free;
 pub mod projection;
 pub mod regression;
+pub mod repeats;
 pub mod schedule;
 pub mod secular;
 pub mod spectra;

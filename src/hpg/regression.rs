@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! score    s_m(q) = n_m(q) + q'W_m q                                       predicts r - rbar
-//! play     inverse gap, g = inverse_gap sqrt(t), t: examples since the world last changed
+//! play     inverse gap, g = inverse_gap 10^-rho sqrt(t), t: examples since the world last changed, rho: share of
+//!          queries that were met before                                     (repeats)
 //! error    e = r - clip(rbar + s_m(q), 0, 1), of the played model m, which alone learns
 //! first    n_m: to second order in the leading directions of the queries    (newton, directions)
 //! then     Y_m += eta_m sum_i c_i q_i q_i', project, keep the rank           (spectra)
@@ -28,6 +29,7 @@ use super::linalg::{columns_dot, dot, product};
 use super::newton::{Newton, features, turn};
 use super::overlap::Overlap;
 use super::projection::Ball;
+use super::repeats::Repeats;
 use super::schedule::shrink;
 use super::spectra::{Eigen, Gradient, Spectra, Step, UNIT_MAX, extend_basis, pick};
 use crate::config::Mode;
@@ -78,6 +80,7 @@ pub struct RegressionState {
     /// V: the directions that the second-order parts are in, one after the other.
     basis: Vec<f64>,
     overlap: Overlap,
+    repeats: Repeats,
     drift: Drift,
     /// Version at which the world last changed.
     since: u64,
@@ -96,6 +99,9 @@ struct OfModel {
 
 /// The largest step, times beta.
 const STEP_MAX: f64 = 3.0;
+
+/// How much less steeply is played where all queries were met before.
+const REPEATED: f64 = 0.1;
 
 /// The second-order part turns to newly known directions after so many examples, doubled each time, up to the second.
 const FIRST_TURN: u64 = 32;
@@ -116,6 +122,7 @@ impl HypentropyRegression {
             directions: Directions::default(),
             basis,
             overlap: Overlap::default(),
+            repeats: Repeats::default(),
             drift: Drift::default(),
             since: 0,
         };
@@ -143,6 +150,7 @@ impl HypentropyRegression {
             && state.of_models.iter().all(|of_model| of_model.is_sound(spec, dim, k))
             && state.directions.is_sound(dim, spec.feature_rank)
             && state.overlap.is_sound(dim)
+            && state.repeats.is_sound()
             && state.drift.is_sound();
         fresh.state = RegressionState { ball: spec.ball, ..state };
         sound.then_some(fresh)
@@ -184,6 +192,7 @@ impl HypentropyRegression {
 
     fn see(&mut self, query: &[f64]) {
         self.state.overlap.see(query);
+        self.state.repeats.see(query);
         if self.spec.feature_rank > 0 && self.spec.feature_rank < self.dim {
             self.state.directions.see(query, self.spec.feature_rank);
             let seen = self.state.directions.seen();
@@ -342,7 +351,8 @@ impl Learner for HypentropyRegression {
     }
 
     fn sampling(&self, version: u64) -> Sampling {
-        square_cb(self.spec.inverse_gap, version.saturating_sub(self.state.since))
+        let scale = self.spec.inverse_gap * REPEATED.powf(self.state.repeats.share());
+        square_cb(scale, version.saturating_sub(self.state.since))
     }
 
     fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {

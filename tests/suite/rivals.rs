@@ -1,6 +1,6 @@
 //! What HPG is compared with: what is particular to it. What holds of every learner is tested in `invariants`.
 
-use pointsman::config::{Algorithm, FeatureKind, LearnerConfig};
+use pointsman::config::{Algorithm, FeatureKind, LearnerConfig, Mode};
 use pointsman::event::{Example, Query};
 use pointsman::hpg::gradient::coefficients;
 use pointsman::learner::Trainer;
@@ -20,7 +20,7 @@ fn trainer(config: &LearnerConfig) -> Trainer {
     Trainer::new(config.check().unwrap())
 }
 
-/// Every rival, in all its forms.
+/// Every rival, and hypentropy regression, in all their forms.
 fn rivals() -> Vec<LearnerConfig> {
     let plain = |algorithm| config(algorithm, |_| ());
     vec![
@@ -32,6 +32,9 @@ fn rivals() -> Vec<LearnerConfig> {
         config(Algorithm::LinUcb, |c| c.features = FeatureKind::Linear),
         plain(Algorithm::LinThompson),
         plain(Algorithm::QuadraticSgd),
+        plain(Algorithm::HypentropyRegression),
+        config(Algorithm::HypentropyRegression, |c| c.feature_rank = Some(0)),
+        config(Algorithm::HypentropyRegression, |c| (c.feature_rank, c.mode) = (Some(DIM), Mode::Explicit)),
     ]
 }
 

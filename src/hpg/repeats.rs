@@ -1,0 +1,67 @@
+//! How often queries come again.
+//!
+//! Where every query is new, what is played on one is tried out on others by the way. Where the same ones come again and
+//! again, only the draw explores.
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+/// The share of queries that were met before, of late.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Repeats {
+    /// Digests of queries, each where its own value says: a later one takes the place of an earlier one.
+    seen: Vec<u64>,
+    share: f64,
+}
+
+/// Queries that are remembered, at most.
+const REMEMBERED: usize = 2048;
+
+/// How far one query moves the share.
+const STEP: f64 = 1.0 / 512.0;
+
+impl Default for Repeats {
+    fn default() -> Self {
+        Self { seen: vec![0; REMEMBERED], share: 0.0 }
+    }
+}
+
+impl Repeats {
+    /// The next query.
+    pub fn see(&mut self, query: &[f64]) {
+        let mut hash = Xxh3::new();
+        query.iter().for_each(|x| hash.update(&x.to_le_bytes()));
+        let digest = hash.digest();
+        let place = &mut self.seen[(digest % REMEMBERED as u64) as usize];
+        let met = f64::from(u8::from(*place == digest));
+        *place = digest;
+        self.share += STEP * (met - self.share);
+    }
+
+    /// The share of queries that were met before, 0 to 1.
+    pub fn share(&self) -> f64 {
+        self.share
+    }
+
+    /// Whether a state from outside can be gone on with.
+    pub fn is_sound(&self) -> bool {
+        self.seen.len() == REMEMBERED && (0.0..=1.0).contains(&self.share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_repeated_queries_from_new_ones() {
+        let share = |distinct: usize| {
+            let mut repeats = Repeats::default();
+            (0..5000).for_each(|t| repeats.see(&[(t % distinct) as f64, 1.0]));
+            assert!(repeats.is_sound());
+            repeats.share()
+        };
+        assert_eq!(share(5000), 0.0);
+        assert!(share(1) > 0.99 && share(300) > 0.8, "{}", share(300));
+    }
+}
