@@ -758,7 +758,11 @@ mod tests {
         let other = r#"{"request_id":"s","ts_ms":20,"reward":1}"#;
         let applied = step(&mut engine, Side::Reward, other).applied;
         let space = Name::default_space();
-        assert_eq!(applied, [Applied { space, request_id: "r".to_owned(), model: 1, reward: 0.0, example: None }], "-3 is clipped");
+        assert_eq!(
+            applied,
+            [Applied { space, request_id: "r".to_owned(), model: 1, reward: 0.0, example: None }],
+            "-3 is clipped"
+        );
     }
 
     #[test]

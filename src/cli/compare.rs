@@ -283,7 +283,8 @@ fn gap(summary: &Summary) -> f64 {
 }
 
 fn table<'a>(args: &Args, contestants: &[Contestant], of: &dyn Fn(usize) -> &'a [Outcome]) -> Table {
-    let figures = |outcomes: &[Outcome], figure: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(figure).collect::<Vec<_>>();
+    let figures =
+        |outcomes: &[Outcome], figure: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(figure).collect::<Vec<_>>();
     let mut columns = vec![Column::left("algorithm")];
     let titles = ["gap closed", "in last tenth", "mean reward", "above best constant", "in last tenth"];
     columns.extend(titles.map(Column::right));
@@ -540,10 +541,7 @@ fn on_log(args: &Args, config: &Config) -> Result<(), Failure> {
 }
 
 /// [learner] with the keys of a space.
-fn merged(
-    learner: &LearnerConfig,
-    keys: &serde_json::Map<String, serde_json::Value>,
-) -> anyhow::Result<LearnerConfig> {
+fn merged(learner: &LearnerConfig, keys: &serde_json::Map<String, serde_json::Value>) -> anyhow::Result<LearnerConfig> {
     let mut all = serde_json::to_value(learner)?;
     if let Some(all) = all.as_object_mut() {
         all.extend(keys.clone());
@@ -588,7 +586,9 @@ fn read_log(
     take(runner.engine.finish(), judged)?;
     runner.finish()?;
     if judged.examples == 0 {
-        return Err(anyhow!("no example of space {space} in the logs: `pointsman replay` says what became of their events"));
+        return Err(anyhow!(
+            "no example of space {space} in the logs: `pointsman replay` says what became of their events"
+        ));
     }
     Ok(())
 }

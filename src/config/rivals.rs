@@ -1,4 +1,4 @@
-//! Keys of what HPG is compared with, checked.
+//! Keys of hypentropy regression, and of what HPG is compared with, checked.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,10 @@ const DENSE_DIM_MAX: usize = 1024;
 
 /// Default number of directions whose products linear bandits see.
 const FEATURE_RANK: usize = 16;
+
+/// Defaults of hypentropy regression, chosen on other instances than those that figures are reported of.
+const REGRESSION_FEATURE_RANK: usize = 24;
+const REGRESSION_RIDGE: f64 = 2.0;
 
 /// Most directions whose products are features: 991 of them.
 const FEATURE_RANK_MAX: usize = 44;
@@ -62,7 +66,7 @@ impl LearnerConfig {
         if self.mode == Mode::Lazy {
             return Err(bad("learner.mode", self.mode, "hypentropy-regression needs its parameters at every step"));
         }
-        let feature_rank = self.feature_rank.unwrap_or(20);
+        let feature_rank = self.feature_rank.unwrap_or(REGRESSION_FEATURE_RANK);
         within("learner.feature_rank", feature_rank, 0, FEATURE_RANK_MAX)?;
         Ok(RegressionSpec {
             ball,
@@ -70,7 +74,7 @@ impl LearnerConfig {
             eta,
             inverse_gap: self.check_inverse_gap()?,
             feature_rank: feature_rank.min(self.dim),
-            ridge: self.check_ridge(RIDGE)?,
+            ridge: self.check_ridge(REGRESSION_RIDGE)?,
             clip: self.clip_predictions,
             drift: self.drift == OnDrift::Detect,
         })

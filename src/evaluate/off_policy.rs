@@ -62,7 +62,13 @@ mod tests {
             let mut estimate = OffPolicy::default();
             for _ in 0..500 {
                 let (u, luck): (f64, f64) = generator.random();
-                let m = if u < 0.7 { 0 } else if u < 0.9 { 1 } else { 2 };
+                let m = if u < 0.7 {
+                    0
+                } else if u < 0.9 {
+                    1
+                } else {
+                    2
+                };
                 estimate.add(other[m] / logged[m], f64::from(u8::from(luck < rewards[m])));
             }
             assert!(estimate.effective() < 500.0 && estimate.effective() > 50.0);

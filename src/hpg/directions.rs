@@ -83,10 +83,8 @@ impl Directions {
         }
         columns.append(&mut self.recent);
         let n = columns.len() / dim;
-        let products: Vec<f64> = columns
-            .chunks_exact(dim)
-            .flat_map(|a| columns.chunks_exact(dim).map(move |b| dot(a, b)))
-            .collect();
+        let products: Vec<f64> =
+            columns.chunks_exact(dim).flat_map(|a| columns.chunks_exact(dim).map(move |b| dot(a, b))).collect();
         let (values, vectors) = symmetric_eigen(n, &products);
         let least = NOTHING * values.last().copied().unwrap_or(0.0);
         let leading = values.iter().zip(vectors.chunks_exact(n)).rev().take(most.min(dim));
@@ -135,7 +133,7 @@ mod tests {
         let mut directions = Directions::default();
         (0..2000).for_each(|t| directions.see(&axis(t % 2), 2));
         assert_eq!(directions.energy.len(), 2, "those that are not there are not made up");
-        (0..200_000).for_each(|t| directions.see(&axis(2 + t % 2), 2));
+        (0..200_000).for_each(|t| directions.see(&axis(2 + t / 3 % 2), 2));
         let leading = directions.leading(6, 2);
         assert!(leading.chunks_exact(6).all(|v| v[2].hypot(v[3]) > 0.999), "{leading:?}");
     }

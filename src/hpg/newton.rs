@@ -72,6 +72,11 @@ impl Newton {
         }
     }
 
+    /// Goes on under another prior: nothing can be less certain than it is.
+    pub fn move_to(&mut self, old_ridge: f64, ridge: f64) {
+        self.uncertainty.scale((old_ridge / ridge).min(1.0));
+    }
+
     /// Keeps the weights as a guess, and knows nothing for certain.
     pub fn doubt(&mut self, k: usize, ridge: f64) {
         self.uncertainty = Symmetric::identity(features_len(k), ridge.recip());
@@ -207,7 +212,9 @@ mod tests {
         assert!(newton.is_sound(3, 2.0));
         (0..200).for_each(|_| newton.fade(0.5, 2.0));
         let prior = Newton::new(3, 2.0);
-        assert!((newton.uncertainty.form(&phi_of(&[1.0; 3])) - prior.uncertainty.form(&phi_of(&[1.0; 3]))).abs() < 1e-9);
+        assert!(
+            (newton.uncertainty.form(&phi_of(&[1.0; 3])) - prior.uncertainty.form(&phi_of(&[1.0; 3]))).abs() < 1e-9
+        );
         assert!(newton.predict(&phi_of(&[1.0; 3])).abs() < 1e-9);
     }
 }

@@ -142,8 +142,11 @@ impl HypentropyRegression {
         if (state.ball.tau, state.ball.beta) != (spec.ball.tau, spec.ball.beta) {
             state.of_models.iter_mut().for_each(|of_model| of_model.spectra.move_to(&spec.ball, dim));
         }
-        let sound = state.ridge == spec.ridge
-            && state.basis.len() == dim * k
+        if state.ridge != spec.ridge {
+            let of_models = &mut state.of_models;
+            of_models.iter_mut().for_each(|of_model| of_model.newton.move_to(state.ridge, spec.ridge));
+        }
+        let sound = state.basis.len() == dim * k
             && k <= spec.feature_rank
             && state.basis.iter().all(|x| x.abs() <= UNIT_MAX)
             && state.of_models.len() == models
@@ -152,7 +155,7 @@ impl HypentropyRegression {
             && state.overlap.is_sound(dim)
             && state.repeats.is_sound()
             && state.drift.is_sound();
-        fresh.state = RegressionState { ball: spec.ball, ..state };
+        fresh.state = RegressionState { ball: spec.ball, ridge: spec.ridge, ..state };
         sound.then_some(fresh)
     }
 
@@ -181,10 +184,8 @@ impl HypentropyRegression {
         let RegressionState { directions, basis, of_models, .. } = &mut self.state;
         let found = directions.leading(self.dim, self.spec.feature_rank);
         let (new, old) = (found.len() / self.dim, basis.len() / self.dim);
-        let rotation: Vec<f64> = found
-            .chunks_exact(self.dim)
-            .flat_map(|v| basis.chunks_exact(self.dim).map(move |u| dot(v, u)))
-            .collect();
+        let rotation: Vec<f64> =
+            found.chunks_exact(self.dim).flat_map(|v| basis.chunks_exact(self.dim).map(move |u| dot(v, u))).collect();
         let turn = turn(&rotation, new, old);
         of_models.iter_mut().for_each(|of_model| of_model.newton.turn(&turn, self.spec.ridge));
         *basis = found.to_vec();
@@ -254,7 +255,11 @@ impl HypentropyRegression {
 
     /// Each model's whole quadratic part, decomposed.
     fn quadratic_parts(&self) -> Vec<Eigen> {
-        self.state.of_models.iter().map(|of_model| of_model.eigen(&self.spec.ball, &self.state.basis, self.dim)).collect()
+        self.state
+            .of_models
+            .iter()
+            .map(|of_model| of_model.eigen(&self.spec.ball, &self.state.basis, self.dim))
+            .collect()
     }
 }
 
@@ -340,8 +345,9 @@ impl Learner for HypentropyRegression {
 
     fn score_forms(&self) -> Vec<ScoreForm> {
         let parts = self.quadratic_parts();
-        let form = |(eigen, of_model): (&Eigen, &OfModel)| {
-            ScoreForm { bias: of_model.newton.intercept() as f32, ..score_form(eigen) }
+        let form = |(eigen, of_model): (&Eigen, &OfModel)| ScoreForm {
+            bias: of_model.newton.intercept() as f32,
+            ..score_form(eigen)
         };
         parts.iter().zip(&self.state.of_models).map(form).collect()
     }
@@ -397,7 +403,8 @@ impl OfModel {
         let n = span.len() / dim;
         let mut small = Symmetric::identity(n, 0.0);
         let mut coordinates = Vec::new();
-        let rows: Vec<f64> = (0..k).flat_map(|i| (0..k).map(move |j| (i, j))).map(|(i, j)| rotation[j * k + i]).collect();
+        let rows: Vec<f64> =
+            (0..k).flat_map(|i| (0..k).map(move |j| (i, j))).map(|(i, j)| rotation[j * k + i]).collect();
         let mut vectors = vec![0.0; dim * k];
         product(dim, basis, &rows, k, 0.0, &mut vectors);
         let parts = mirror.lambda.iter().zip(mirror.vectors.chunks_exact(dim));
@@ -406,7 +413,8 @@ impl OfModel {
             small.add(*value, &coordinates);
         }
         let (lambda, rotation) = small.eigen();
-        let rows: Vec<f64> = (0..n).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| rotation[j * n + i]).collect();
+        let rows: Vec<f64> =
+            (0..n).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| rotation[j * n + i]).collect();
         let mut vectors = vec![0.0; dim * n];
         product(dim, &span, &rows, n, 0.0, &mut vectors);
         Eigen { gamma: lambda.iter().map(|lambda| (lambda / ball.beta).asinh()).collect(), lambda, vectors }

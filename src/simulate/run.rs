@@ -29,8 +29,8 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// Regret is measured against W* scaled to this nuclear norm, the practical preset's tau: W* itself would be played
-/// almost uniformly, and beaten by everyone.
+/// Regret is measured against W* scaled to this nuclear norm: W* itself would be played almost uniformly, and beaten by
+/// everyone.
 pub const COMPARATOR_NORM: f64 = 300.0;
 
 /// Why a loop cannot run: the world and the learner are of different shapes.

@@ -49,11 +49,14 @@ fn demo_in_json_is_one_object_and_reproducible() {
         let first = run(world);
         assert_eq!(first, run(world));
         assert_eq!(first["seeds"], serde_json::json!([1, 2]));
-        assert_eq!(first["policies"].as_array().unwrap().len(), 4);
-        let oracle = &first["policies"][3];
-        assert_eq!(oracle["gap_closed"], serde_json::json!([1.0, 1.0]));
+        let names = ["HPG, practical", "hypentropy regression", "rival: quadratic LinUCB"];
+        let references = ["best constant model", "uniform", "oracle of every query"];
+        for (i, name) in names.iter().chain(&references).enumerate() {
+            assert_eq!(first["policies"][i]["policy"], *name);
+        }
+        assert_eq!(first["policies"][5]["gap_closed"], serde_json::json!([1.0, 1.0]));
         let reward = |i: usize| first["policies"][i]["mean_reward"][0].as_f64().unwrap();
-        assert!(reward(3) > reward(1) && reward(1) >= reward(2));
+        assert!(reward(5) > reward(3) && reward(3) >= reward(4));
     }
 }
 
@@ -96,5 +99,5 @@ fn check_config_prints_a_configuration_that_checks() {
     let json = pointsman(&["check-config", "--json"]);
     let value: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(value["config"]["learner"]["dim"], 768);
-    assert_eq!(value["resolved"]["learner"]["method"]["hpg"]["ball"]["tau"], 300.0);
+    assert_eq!(value["resolved"]["learner"]["method"]["hpg"]["ball"]["tau"], 1000.0);
 }

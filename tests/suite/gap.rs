@@ -15,17 +15,17 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// What a data set is made from.
-struct Made {
-    queries: usize,
-    dim: usize,
-    models: usize,
+pub struct Made {
+    pub queries: usize,
+    pub dim: usize,
+    pub models: usize,
     /// Rewards 0.5 + q'W*q, or without any relation to the query.
-    structured: bool,
+    pub structured: bool,
 }
 
 impl Made {
     /// Writes it as a directory; four candidates a query.
-    fn write(&self, directory: &Path) {
+    pub fn write(&self, directory: &Path) {
         let Self { queries: n, dim, models, .. } = *self;
         let (shape, seed) = (Shape::PowerLaw, 3);
         let spec = LogQuadraticSpec { dim, models, intrinsic_rank: 2, signal: 0.3, shape, seed };

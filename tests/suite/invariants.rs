@@ -45,13 +45,14 @@ const fn setting(eta: f64, tau: f64, beta: f64) -> Setting {
     Setting { eta, tau, beta, half_life: None }
 }
 
-const PRACTICAL: Setting = setting(0.1, 300.0, 3.0);
+const PRACTICAL: Setting = setting(0.02, 1000.0, 30.0);
+const SHARP: Setting = setting(0.1, 300.0, 3.0);
 const BINDING: Setting = setting(5.0, 1.0, 0.1);
 const TINY: Setting = setting(1e-9, 300.0, 3.0);
 const WIDE: Setting = setting(1.0, 1e9, 1e-9);
 const NARROW: Setting = setting(0.1, 1e-6, 1e6);
 const FORGETTING: Setting = Setting { half_life: Some(50.0), ..PRACTICAL };
-const SETTINGS: [Setting; 6] = [PRACTICAL, BINDING, TINY, WIDE, NARROW, FORGETTING];
+const SETTINGS: [Setting; 7] = [PRACTICAL, SHARP, BINDING, TINY, WIDE, NARROW, FORGETTING];
 
 #[derive(Debug, Clone, Copy)]
 enum Stream {

@@ -9,6 +9,7 @@ use pointsman::simulate::items::{Items, ItemsSpec};
 use pointsman::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
 use pointsman::simulate::queries::Shape;
 use pointsman::simulate::run::{InProcess, Plan, run};
+use pointsman::simulate::shuffled::Shuffled;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::size::sized;
@@ -50,12 +51,22 @@ fn gap_closed(world: Box<dyn World>, config: &LearnerConfig, plan: &Plan) -> (f6
     (closed(1.0), closed(0.1))
 }
 
-/// Mean over seeds 1 to `seeds`, in parallel.
+/// Mean over seeds 1 to `seeds` of the README's instance, in parallel.
 fn mean_gap_closed(seeds: u64, config: &LearnerConfig, plan: impl Fn(u64) -> Plan + Sync) -> (f64, f64) {
+    mean_in(seeds, power_law, config, plan)
+}
+
+/// The same in any world.
+fn mean_in(
+    seeds: u64,
+    world: impl Fn(u64) -> Box<dyn World> + Sync,
+    config: &LearnerConfig,
+    plan: impl Fn(u64) -> Plan + Sync,
+) -> (f64, f64) {
     let closed: Vec<(f64, f64)> = std::thread::scope(|scope| {
         let start = |seed| {
-            let plan = &plan;
-            scope.spawn(move || gap_closed(power_law(seed), config, &plan(seed)))
+            let (plan, world) = (&plan, &world);
+            scope.spawn(move || gap_closed(world(seed), config, &plan(seed)))
         };
         let threads: Vec<_> = (1..=seeds).map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -124,6 +135,102 @@ fn rivals_learn_what_their_class_allows() {
     check(Algorithm::LogQuadratic, &|c| c.rank = Some(16), 0.4, 0.5);
     check(Algorithm::LogLinear, &|_| (), 0.15, 0.25);
     check(Algorithm::Exp3, &|_| (), -0.15, -0.1);
+}
+
+/// Gap closed online and in the last tenth, in percent, that hypentropy regression must reach at the least.
+struct Promise {
+    name: &'static str,
+    dim: usize,
+    shape: Shape,
+    delay: u64,
+    switch_at: Option<u64>,
+    online: f64,
+    last: f64,
+}
+
+const PROMISES: [Promise; 5] = [
+    Promise { name: "power law", dim: 64, shape: Shape::PowerLaw, delay: 0, switch_at: None, online: 82.0, last: 89.0 },
+    Promise {
+        name: "power law, 256",
+        dim: 256,
+        shape: Shape::PowerLaw,
+        delay: 0,
+        switch_at: None,
+        online: 77.0,
+        last: 85.0,
+    },
+    Promise {
+        name: "isotropic",
+        dim: 64,
+        shape: Shape::Isotropic,
+        delay: 0,
+        switch_at: None,
+        online: 32.0,
+        last: 48.0,
+    },
+    Promise { name: "delay", dim: 64, shape: Shape::PowerLaw, delay: 1000, switch_at: None, online: 77.0, last: 87.0 },
+    Promise {
+        name: "switch",
+        dim: 64,
+        shape: Shape::PowerLaw,
+        delay: 0,
+        switch_at: Some(ROUNDS / 2),
+        online: 66.0,
+        last: 75.0,
+    },
+];
+
+/// Two instances in short, with a margin for their luck; five, and no margin, in the long run.
+#[test]
+fn hypentropy_regression_keeps_its_promises() {
+    let (seeds, margin) = (sized(2, 5) as u64, sized(4, 0) as f64);
+    for promise in PROMISES {
+        let Promise { dim, shape, delay, .. } = promise;
+        let config = LearnerConfig { dim, ..learner(|c| c.algorithm = Algorithm::HypentropyRegression) };
+        let world = |seed| -> Box<dyn World> {
+            let spec = LogQuadraticSpec { dim, models: 8, intrinsic_rank: 2, signal: 0.3, shape, seed };
+            Box::new(LogQuadratic::new(spec))
+        };
+        let refresh = delay.max(1);
+        let plan = |seed| Plan { delay, refresh, switch_at: promise.switch_at, ..plan(seed) };
+        let (online, last) = mean_in(seeds, world, &config, plan);
+        println!(
+            "{}: {:.1}% of the gap online, {:.1}% in the last tenth, {seeds} seeds",
+            promise.name,
+            100.0 * online,
+            100.0 * last
+        );
+        assert!(100.0 * online >= promise.online - margin && 100.0 * last >= promise.last - margin, "{}", promise.name);
+    }
+}
+
+/// Where rewards have nothing to do with the query, nothing is lost for long by having looked for it.
+#[test]
+fn nothing_is_made_of_nothing() {
+    for algorithm in [Algorithm::Hpg, Algorithm::HypentropyRegression] {
+        let seeds = sized(2, 5) as u64;
+        let config = learner(|c| c.algorithm = algorithm);
+        let below = |seed: u64| {
+            let world = Shuffled::new(power_law(seed), power_law(seed + (1 << 32)));
+            let last = history(Box::new(world), &config, &plan(seed)).summary(0.1);
+            1.0 - last.policy / last.best_constant
+        };
+        let mean = (1..=seeds).map(below).sum::<f64>() / seeds as f64;
+        println!("{algorithm}: {:.2}% below the best constant model, {seeds} seeds", 100.0 * mean);
+        assert!(mean <= 0.02, "{algorithm}: {mean}");
+    }
+}
+
+/// Batches learn as single examples do, if a little later.
+#[test]
+fn hypentropy_regression_learns_in_batches() {
+    let short = |seed| Plan { rounds: 10_000, ..plan(seed) };
+    let of = |batch| {
+        let config = learner(|c| (c.algorithm, c.batch) = (Algorithm::HypentropyRegression, Some(batch)));
+        gap_closed(power_law(1), &config, &short(1)).1
+    };
+    let (one, batched) = (of(1), of(64));
+    assert!((one - batched).abs() < 0.1, "{one} {batched}");
 }
 
 #[test]

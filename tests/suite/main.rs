@@ -2,6 +2,7 @@
 
 mod broker;
 mod cli;
+mod compare;
 mod config;
 mod crash;
 mod deploy;

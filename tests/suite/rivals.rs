@@ -144,7 +144,7 @@ fn models_that_stay_keep_their_scores() {
 #[test]
 fn states_of_another_shape_are_refused() {
     type Change = fn(&mut LearnerConfig);
-    let all: [(Algorithm, Change, Change, bool); 8] = [
+    let all: [(Algorithm, Change, Change, bool); 12] = [
         (Algorithm::LinUcb, |_| (), |c| c.features = FeatureKind::Linear, false),
         (Algorithm::LinUcb, |_| (), |c| c.feature_rank = Some(2), false),
         (Algorithm::LinUcb, |_| (), |c| c.algorithm = Algorithm::LinThompson, false),
@@ -153,6 +153,10 @@ fn states_of_another_shape_are_refused() {
         (Algorithm::LogQuadratic, |c| c.rank = Some(3), |c| c.rank = Some(2), false),
         (Algorithm::LogQuadratic, |c| c.rank = Some(2), |c| c.rank = Some(3), true),
         (Algorithm::LogLinear, |_| (), |c| (c.ridge, c.eta) = (Some(3.0), Some(2.0)), true),
+        (Algorithm::HypentropyRegression, |_| (), |c| c.feature_rank = Some(2), false),
+        (Algorithm::HypentropyRegression, |_| (), |c| c.feature_rank = Some(4), true),
+        (Algorithm::HypentropyRegression, |_| (), |c| (c.ridge, c.tau) = (Some(5.0), Some(0.5)), true),
+        (Algorithm::HypentropyRegression, |_| (), |c| c.mode = Mode::Explicit, false),
     ];
     for (algorithm, saved, changed, fits) in all {
         for taught in [100, 600] {
