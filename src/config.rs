@@ -919,7 +919,7 @@ impl LearnerConfig {
 
     fn check_hpg(&self, models: usize) -> Result<HpgSpec, BadSetting> {
         match self.preset {
-            Preset::Practical => self.check_shared(1000.0, 30.0, LearningRate::Constant, Pace::Eta(0.02)),
+            Preset::Practical => self.check_shared(1000.0, 30.0, LearningRate::Constant, Pace::Eta(0.015)),
             Preset::Theory => {
                 let s = self.intrinsic_rank.ok_or_else(|| missing("learner.intrinsic_rank", "the models' rank s"))?;
                 within("learner.intrinsic_rank", s, 1, self.dim)?;
@@ -1113,7 +1113,7 @@ mod tests {
         };
         let practical = hpg(config(|c| c.dim = 64));
         assert_eq!(practical.ball, Ball { tau: 1000.0, beta: 30.0, rank: 16 });
-        assert_eq!((practical.rate, practical.baseline), (Rate::Constant(0.02), Baseline::Mean));
+        assert_eq!((practical.rate, practical.baseline), (Rate::Constant(0.015), Baseline::Mean));
         assert_eq!(hpg(config(|_| ())).ball.rank, 8, "never more than the dimension");
 
         let theory = |c: &mut LearnerConfig| {

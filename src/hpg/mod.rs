@@ -31,3 +31,4 @@ pub mod repeats;
 pub mod schedule;
 pub mod secular;
 pub mod spectra;
+pub mod trust;

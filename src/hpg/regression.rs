@@ -1,7 +1,8 @@
 //! Hypentropy regression: the paper's geometry, driven by the error of a predicted reward.
 //!
 //! ```text
-//! score    s_m(q) = n_m(q) + q'W_m q                                       predicts r - rbar
+//! score    (1 - a) b_m + a s_m(q),  s_m(q) = n_m(q) + q'W_m q               predicts r - rbar
+//!          b_m: mean of r - rbar;  a in 0..1: how well s has proved itself beside b       (trust)
 //! play     inverse gap, g = inverse_gap 10^-rho sqrt(t), t: examples since the world last changed, rho: share of
 //!          queries that were met before                                     (repeats)
 //! error    e = r - clip(rbar + s_m(q), 0, 1), of the played model m, which alone learns
@@ -32,6 +33,7 @@ use super::projection::Ball;
 use super::repeats::Repeats;
 use super::schedule::shrink;
 use super::spectra::{Eigen, Gradient, Spectra, Step, UNIT_MAX, extend_basis, pick};
+use super::trust::{Constant, Trust};
 use crate::config::Mode;
 use crate::event::Query;
 use crate::learner::{Learner, LearnerState, Lesson};
@@ -81,6 +83,7 @@ pub struct RegressionState {
     basis: Vec<f64>,
     overlap: Overlap,
     repeats: Repeats,
+    trust: Trust,
     drift: Drift,
     /// Version at which the world last changed.
     since: u64,
@@ -91,6 +94,8 @@ pub struct RegressionState {
 struct OfModel {
     spectra: Spectra,
     newton: Newton,
+    /// Its mean of r - rbar.
+    constant: Constant,
     /// Its examples, those before a change not counted, older ones less where the past fades.
     examples: f64,
     /// Version after its last example.
@@ -123,6 +128,7 @@ impl HypentropyRegression {
             basis,
             overlap: Overlap::default(),
             repeats: Repeats::default(),
+            trust: Trust::default(),
             drift: Drift::default(),
             since: 0,
         };
@@ -154,6 +160,7 @@ impl HypentropyRegression {
             && state.directions.is_sound(dim, spec.feature_rank)
             && state.overlap.is_sound(dim)
             && state.repeats.is_sound()
+            && state.trust.is_sound()
             && state.drift.is_sound();
         fresh.state = RegressionState { ball: spec.ball, ridge: spec.ridge, ..state };
         sound.then_some(fresh)
@@ -167,6 +174,7 @@ impl HypentropyRegression {
         let fresh = OfModel {
             spectra,
             newton: Newton::new(state.basis.len() / dim, state.ridge),
+            constant: Constant::default(),
             examples: 0.0,
             learned_at: 0,
         };
@@ -218,7 +226,12 @@ impl HypentropyRegression {
         let quadratic = Errors::new(self, model, lessons);
         let mut changed = false;
         for (phi, (lesson, score)) in quadratic.features.iter().zip(lessons.iter().zip(&quadratic.scores)) {
-            let error = self.error(lesson, self.state.of_models[model].newton.predict(phi) + score);
+            let of_model = &mut self.state.of_models[model];
+            let (score, constant) = (of_model.newton.predict(phi) + score, of_model.constant.mean());
+            let above = lesson.example.reward() - lesson.mean_before;
+            of_model.constant.add(above, keep);
+            self.state.trust.see(above - constant, score - constant);
+            let error = self.error(lesson, score);
             changed |= self.spec.drift && self.state.drift.see(error);
             if self.spec.feature_rank > 0 {
                 self.state.of_models[model].newton.learn(phi, error);
@@ -249,17 +262,20 @@ impl HypentropyRegression {
         for of_model in &mut self.state.of_models {
             of_model.newton.doubt(k, self.spec.ridge);
             of_model.examples = 0.0;
+            of_model.constant = Constant::default();
         }
         self.state.since = version;
     }
 
     /// Each model's whole quadratic part, decomposed.
     fn quadratic_parts(&self) -> Vec<Eigen> {
-        self.state
-            .of_models
-            .iter()
-            .map(|of_model| of_model.eigen(&self.spec.ball, &self.state.basis, self.dim))
-            .collect()
+        let trust = self.state.trust.share();
+        let part = |of_model: &OfModel| {
+            let Eigen { mut lambda, vectors, .. } = of_model.eigen(&self.spec.ball, &self.state.basis, self.dim);
+            lambda.iter_mut().for_each(|lambda| *lambda *= trust);
+            Eigen { gamma: lambda.iter().map(|x| (x / self.spec.ball.beta).asinh()).collect(), lambda, vectors }
+        };
+        self.state.of_models.iter().map(part).collect()
     }
 }
 
@@ -325,6 +341,7 @@ impl Learner for HypentropyRegression {
         for (score, of_model) in scores.iter_mut().zip(&self.state.of_models) {
             of_model.spectra.scores(&self.spec.ball, query, std::slice::from_mut(score));
             *score += of_model.newton.predict(&phi);
+            *score = self.state.trust.mix(of_model.constant.mean(), *score);
         }
     }
 
@@ -345,9 +362,9 @@ impl Learner for HypentropyRegression {
 
     fn score_forms(&self) -> Vec<ScoreForm> {
         let parts = self.quadratic_parts();
-        let form = |(eigen, of_model): (&Eigen, &OfModel)| ScoreForm {
-            bias: of_model.newton.intercept() as f32,
-            ..score_form(eigen)
+        let form = |(eigen, of_model): (&Eigen, &OfModel)| {
+            let bias = self.state.trust.mix(of_model.constant.mean(), of_model.newton.intercept());
+            ScoreForm { bias: bias as f32, ..score_form(eigen) }
         };
         parts.iter().zip(&self.state.of_models).map(form).collect()
     }
@@ -376,6 +393,7 @@ impl OfModel {
         Self {
             spectra: empty_spectra(spec.mode, dim, 1),
             newton: Newton::new(k, spec.ridge),
+            constant: Constant::default(),
             examples: 0.0,
             learned_at: 0,
         }
@@ -387,10 +405,11 @@ impl OfModel {
         same_mode
             && self.spectra.is_sound(&spec.ball, dim, 1)
             && self.newton.is_sound(k, spec.ridge)
+            && self.constant.is_sound()
             && (0.0..=1e18).contains(&self.examples)
     }
 
-    /// W and the second-order part's own quadratic form, as one.
+    /// W and the second-order part's own quadratic form, as one; gamma is left out.
     fn eigen(&self, ball: &Ball, basis: &[f64], dim: usize) -> Eigen {
         let mirror = self.spectra.eigens(ball, dim).pop().unwrap_or_default();
         let k = basis.len() / dim;
@@ -417,6 +436,6 @@ impl OfModel {
             (0..n).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| rotation[j * n + i]).collect();
         let mut vectors = vec![0.0; dim * n];
         product(dim, &span, &rows, n, 0.0, &mut vectors);
-        Eigen { gamma: lambda.iter().map(|lambda| (lambda / ball.beta).asinh()).collect(), lambda, vectors }
+        Eigen { gamma: Vec::new(), lambda, vectors }
     }
 }

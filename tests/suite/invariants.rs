@@ -45,7 +45,7 @@ const fn setting(eta: f64, tau: f64, beta: f64) -> Setting {
     Setting { eta, tau, beta, half_life: None }
 }
 
-const PRACTICAL: Setting = setting(0.02, 1000.0, 30.0);
+const PRACTICAL: Setting = setting(0.015, 1000.0, 30.0);
 const SHARP: Setting = setting(0.1, 300.0, 3.0);
 const BINDING: Setting = setting(5.0, 1.0, 0.1);
 const TINY: Setting = setting(1e-9, 300.0, 3.0);

@@ -184,7 +184,8 @@ const PROMISES: [Promise; 5] = [
 #[test]
 fn hypentropy_regression_keeps_its_promises() {
     let (seeds, margin) = (sized(2, 5) as u64, sized(4, 0) as f64);
-    for promise in PROMISES {
+    // In many dimensions only where there is time.
+    for promise in PROMISES.into_iter().filter(|promise| promise.dim <= sized(64, 256)) {
         let Promise { dim, shape, delay, .. } = promise;
         let config = LearnerConfig { dim, ..learner(|c| c.algorithm = Algorithm::HypentropyRegression) };
         let world = |seed| -> Box<dyn World> {
