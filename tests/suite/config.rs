@@ -31,6 +31,7 @@ fn default_toml_documents_every_key_and_only_those() {
         intrinsic_rank: Some(1),
         half_life: Some(1.0),
         baseline: Some(Baseline::Mean),
+        feature_rank: Some(1),
         alpha: Some(1.0),
         ridge: Some(1.0),
         ..LearnerConfig::default()

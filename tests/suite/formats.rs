@@ -34,7 +34,11 @@ fn learner(algorithm: Algorithm) -> Trainer {
     let models = ["a", "b", "c"].map(String::from).to_vec();
     let features = if algorithm == Algorithm::LinThompson { FeatureKind::Linear } else { FeatureKind::Quadratic };
     let base = LearnerConfig { dim: 4, models, algorithm, features, ..LearnerConfig::default() };
-    let config = LearnerConfig { rank: Some(2), batch: Some(3), ..base };
+    let mut config = LearnerConfig { rank: Some(2), batch: Some(3), ..base };
+    if algorithm == Algorithm::Hpg {
+        // What the preset said when its file was written.
+        (config.eta, config.beta, config.tau) = (Some(0.1), Some(3.0), Some(300.0));
+    }
     let mut trainer = Trainer::new(config.check().unwrap());
     for i in 0..40 {
         let query = Query::new((0..4).map(|j| f64::from((i * 7 + j * 3) % 5) - 1.7)).unwrap();
@@ -57,6 +61,7 @@ fn saved_learners() {
         ("learner-log-quadratic-1.bin", Algorithm::LogQuadratic),
         ("learner-log-linear-1.bin", Algorithm::LogLinear),
         ("learner-exp3-1.bin", Algorithm::Exp3),
+        ("learner-hypentropy-regression-1.bin", Algorithm::HypentropyRegression),
     ] {
         let present = learner(algorithm);
         let bytes = golden(name, &present.save());
@@ -104,8 +109,8 @@ fn routing_parameters() {
 /// A lane in the middle of its work: two spaces, requests that wait and that are remembered, a partial batch.
 fn lane() -> (Engine, LaneHead, Archive<Memory>) {
     let text = "[learner]\ndim = 3\nmodels = [\"a\", \"b\"]\nretired = [\"old\"]\nrank = 2\nbatch = 3\n\
-        missing_propensities = \"uniform\"\n[spaces.shop]\nalgorithm = \"hpg-parameter-free\"\n\
-        [join]\nwindow_ms = 1000\naggregate = \"mean\"\n";
+        missing_propensities = \"uniform\"\n[spaces.default]\neta = 0.1\nbeta = 3.0\ntau = 300.0\n\
+        [spaces.shop]\nalgorithm = \"hpg-parameter-free\"\n[join]\nwindow_ms = 1000\naggregate = \"mean\"\n";
     let settings = toml::from_str::<Config>(text).unwrap().check().unwrap();
     let parser = Parser::new(&settings);
     let mut engine = Engine::new(settings.clone());
