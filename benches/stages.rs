@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -26,7 +26,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
 use support::machine::{Limit, Machine, bandwidth};
-use support::{Size, examples, fastest, learn, model_names, queries, trainer};
+use support::{Size, examples, fastest, learn, model_names, queries, timed, trainer};
 
 mod support;
 
@@ -166,11 +166,6 @@ fn routing(trainer: &Trainer, rank: usize, machine: &Machine) -> Vec<Stage> {
     let text = serde_json::to_vec(&floats).expect("numbers");
     let saved = trainer.save();
     let eigens = trainer.eigens();
-    let once = |work: &dyn Fn()| {
-        let start = Instant::now();
-        work();
-        start.elapsed().as_secs_f64()
-    };
     let stage = |name, time, limit, alternative| Stage {
         name,
         rank: Some(rank),
@@ -181,14 +176,14 @@ fn routing(trainer: &Trainer, rank: usize, machine: &Machine) -> Vec<Stage> {
     let [encode, decode, encode_text, decode_text, save, save_text] = fastest(
         BUDGET,
         [
-            &mut || once(&|| drop(black_box(params::encode(&parameters)))),
-            &mut || once(&|| drop(black_box(params::decode(&encoded).expect("what was encoded")))),
-            &mut || once(&|| drop(black_box(serde_json::to_vec(&floats).expect("numbers")))),
+            &mut || timed(|| drop(black_box(params::encode(&parameters)))),
+            &mut || timed(|| drop(black_box(params::decode(&encoded).expect("what was encoded")))),
+            &mut || timed(|| drop(black_box(serde_json::to_vec(&floats).expect("numbers")))),
             &mut || {
-                once(&|| drop(black_box(serde_json::from_slice::<Vec<Vec<f32>>>(&text).expect("what was written"))))
+                timed(|| drop(black_box(serde_json::from_slice::<Vec<Vec<f32>>>(&text).expect("what was written"))))
             },
-            &mut || once(&|| drop(black_box(trainer.save()))),
-            &mut || once(&|| drop(black_box(serde_json::to_vec(&eigens).expect("numbers")))),
+            &mut || timed(|| drop(black_box(trainer.save()))),
+            &mut || timed(|| drop(black_box(serde_json::to_vec(&eigens).expect("numbers")))),
         ],
     );
     vec![
@@ -303,26 +298,25 @@ fn joining() -> Stage {
     let (mut next, mut next_in_map) = (0, 0);
     let mut join = || {
         let (requests, mut out) = (requests(next), Vec::new());
-        let start = Instant::now();
-        for (i, (id, earlier, payload)) in requests.into_iter().enumerate() {
+        let request = |(i, (id, earlier, payload)): (usize, (String, String, Waiting))| {
             let ts_ms = 1_700_000_000_000 + (next + i) as i64;
             joiner.query(&id, ts_ms, payload, &mut out);
             joiner.reward(&earlier, ts_ms, 1.0, None, &mut out);
             black_box(&out);
             out.clear();
-        }
+        };
+        let time = timed(|| requests.into_iter().enumerate().for_each(request));
         next += STRETCH;
-        start.elapsed().as_secs_f64() / STRETCH as f64
+        time / STRETCH as f64
     };
     let mut look_up = || {
         let requests = requests(next_in_map);
-        let start = Instant::now();
-        for (id, earlier, payload) in requests {
+        let request = |(id, earlier, payload)| {
             map.insert(id, payload);
             drop(black_box(map.remove(&earlier)));
-        }
+        };
         next_in_map += STRETCH;
-        start.elapsed().as_secs_f64() / STRETCH as f64
+        timed(|| requests.into_iter().for_each(request)) / STRETCH as f64
     };
     // Until as many wait as in the long run.
     (0..2 * PENDING / STRETCH).for_each(|_| _ = (join(), look_up()));
@@ -361,23 +355,15 @@ fn bytes(query: &[f32]) -> Vec<u8> {
 
 /// Seconds of one, over all of them.
 fn each<T>(all: &[T], work: impl FnMut(&T)) -> f64 {
-    let start = Instant::now();
-    all.iter().for_each(work);
-    start.elapsed().as_secs_f64() / all.len() as f64
+    timed(|| all.iter().for_each(work)) / all.len() as f64
 }
 
 /// Seconds to copy so many bytes from one buffer to another.
 fn copy(bytes: usize) -> f64 {
     let (from, mut to) = (vec![1_u8; bytes], vec![0_u8; bytes]);
     let rounds = (1 << 20) / bytes + 1;
-    let mut copy = || {
-        let start = Instant::now();
-        for _ in 0..rounds {
-            black_box(&mut to).copy_from_slice(black_box(&from));
-        }
-        start.elapsed().as_secs_f64() / rounds as f64
-    };
-    fastest(BUDGET / 20, [&mut copy])[0]
+    let mut copy = || (0..rounds).for_each(|_| black_box(&mut to).copy_from_slice(black_box(&from)));
+    fastest(BUDGET / 20, [&mut || timed(&mut copy)])[0] / rounds as f64
 }
 
 fn machine_table(machine: &Machine, limits: &[(usize, Limit)]) -> Table {

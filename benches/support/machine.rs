@@ -17,14 +17,17 @@
 //! is left out only makes the limit lower: softmax, projection, sorting, and everything that moves data about.
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, Mat, Par};
 
-use super::{Size, fastest};
+use super::{Size, fastest, timed};
 
 const BUDGET: Duration = Duration::from_millis(100);
+
+/// Products in one stretch of time.
+const ROUNDS: usize = 8;
 
 /// How many times the secular equation passes over all pairs of a root and a pole.
 const SECULAR_PASSES: f64 = 4.0;
@@ -82,14 +85,8 @@ impl Limit {
 pub fn bandwidth(bytes: usize) -> f64 {
     let buffer = vec![1.0; bytes.div_ceil(8)];
     let rounds = (1 << 22) / bytes + 1;
-    let mut read = || {
-        let start = Instant::now();
-        for _ in 0..rounds {
-            black_box(widest_sum(black_box(&buffer)));
-        }
-        start.elapsed().as_secs_f64() / rounds as f64
-    };
-    bytes as f64 / fastest(BUDGET, [&mut read])[0]
+    let read = || (0..rounds).for_each(|_| _ = black_box(widest_sum(black_box(&buffer))));
+    (rounds * bytes) as f64 / fastest(BUDGET, [&mut || timed(read)])[0]
 }
 
 /// Flops a second of an n x n product; three such matrices fit the second cache.
@@ -98,26 +95,20 @@ fn product_flops(n: usize) -> f64 {
     let b = a.transpose().to_owned();
     let mut c = Mat::<f64>::zeros(n, n);
     let mut multiply = || {
-        let start = Instant::now();
-        matmul(&mut c, Accum::Replace, &a, &b, 1.0, Par::Seq);
-        black_box(&c);
-        start.elapsed().as_secs_f64()
+        for _ in 0..ROUNDS {
+            matmul(&mut c, Accum::Replace, &a, &b, 1.0, Par::Seq);
+            black_box(&c);
+        }
     };
-    2.0 * (n as f64).powi(3) / fastest(BUDGET, [&mut multiply])[0]
+    ROUNDS as f64 * 2.0 * (n as f64).powi(3) / fastest(BUDGET, [&mut || timed(&mut multiply)])[0]
 }
 
 /// Divisions a second, of numbers in the first cache.
 fn divisions() -> f64 {
     let (mut x, y) = ([1.5; 256], [3.7; 256]);
     let rounds = 256;
-    let mut divide = || {
-        let start = Instant::now();
-        for _ in 0..rounds {
-            widest_divide(black_box(&mut x), black_box(&y));
-        }
-        start.elapsed().as_secs_f64()
-    };
-    (rounds * 256) as f64 / fastest(BUDGET, [&mut divide])[0]
+    let mut divide = || (0..rounds).for_each(|_| widest_divide(black_box(&mut x), black_box(&y)));
+    (rounds * y.len()) as f64 / fastest(BUDGET, [&mut || timed(&mut divide)])[0]
 }
 
 /// A function compiled for the vectors of several processors, of which the widest that this one has is called.
