@@ -24,7 +24,7 @@ use faer::{Accum, Mat, Par};
 
 use super::{Size, fastest, timed};
 
-const BUDGET: Duration = Duration::from_millis(100);
+const BUDGET: Duration = Duration::from_millis(300);
 
 /// Products in one stretch of time.
 const ROUNDS: usize = 8;
