@@ -43,27 +43,22 @@ fn main() {
     let machine = Machine::measure();
     let mut stages = Vec::new();
     let mut limits = Vec::new();
-    let mut state_bytes = Vec::new();
     for rank in RANKS {
         let size = Size { dim: DIM, models: MODELS, rank, batch: 1 };
         let limit = machine.limit(size);
         let (learning, trainer) = learning::learning(size, &limit);
         stages.extend(learning);
-        state_bytes.push(trainer.save().len());
         stages.extend(routing::routing(&trainer, rank, &machine));
         limits.push((rank, limit));
     }
     stages.extend(events::decoding());
     stages.push(events::joining());
     if std::env::args().any(|argument| argument == "--json") {
-        println!("{}", output::as_json(&machine, &limits, &state_bytes, &stages));
+        println!("{}", output::as_json(&machine, &limits, &stages));
         return;
     }
     println!("{}", output::machine_table(&machine, &limits).text());
     println!("{}", output::stage_table(&stages).text());
-    for (rank, bytes) in RANKS.iter().zip(state_bytes) {
-        println!("state of a learner at k = {rank}: {:.2} MB", bytes as f64 / 1e6);
-    }
 }
 
 /// Queries as routers get them.

@@ -54,7 +54,7 @@ fn ratio(x: f64) -> String {
     if x < 10.0 { format!("{x:.2}") } else { format!("{x:.0}") }
 }
 
-pub fn as_json(machine: &Machine, limits: &[(usize, Limit)], state_bytes: &[usize], stages: &[Stage]) -> Value {
+pub fn as_json(machine: &Machine, limits: &[(usize, Limit)], stages: &[Stage]) -> Value {
     let stage = |stage: &Stage| {
         let alternatives: HashMap<&str, f64> = stage.alternatives.iter().copied().collect();
         json!({
@@ -62,15 +62,15 @@ pub fn as_json(machine: &Machine, limits: &[(usize, Limit)], state_bytes: &[usiz
             "alternatives_seconds": alternatives,
         })
     };
-    let limit = |((rank, limit), bytes): (&(usize, Limit), &usize)| {
+    let limit = |(rank, limit): &(usize, Limit)| {
         json!({
             "rank": rank, "score": limit.score, "recent": limit.recent, "compaction": limit.compaction,
-            "rotation": limit.rotation, "secular": limit.secular, "total": limit.total(), "state_bytes": bytes,
+            "rotation": limit.rotation, "secular": limit.secular, "total": limit.total(),
         })
     };
     json!({
         "dim": DIM, "models": MODELS, "flops_per_second": machine.flops, "divisions_per_second": machine.divisions,
-        "update_roofline_seconds": limits.iter().zip(state_bytes).map(limit).collect::<Vec<_>>(),
+        "update_roofline_seconds": limits.iter().map(limit).collect::<Vec<_>>(),
         "stages": stages.iter().map(stage).collect::<Vec<_>>(),
     })
 }
