@@ -29,6 +29,9 @@ const SPACES: [usize; 4] = [1, 10, 100, 1000];
 /// With many spaces, queries are shorter.
 const DIM_OF_SPACES: usize = 256;
 
+/// Examples of one learner in one stretch of time, if that is not too long.
+const TURNS: usize = 64;
+
 /// How long each size is measured.
 const BUDGET: Duration = Duration::from_millis(700);
 
@@ -76,7 +79,7 @@ fn measure(machine: &Machine, at: usize, size: Size) -> Point {
     let examples = examples(queries(size.dim, 1024, 1), size.models);
     let mut trainer = trainer(size, Mode::Factored);
     // Whole batches, so that every stretch does the same work.
-    let stretch = size.batch * 64_usize.div_ceil(size.batch);
+    let stretch = TURNS.next_multiple_of(size.batch);
     let mut next = warm_up(&mut trainer, &examples, size);
     let mut update = || {
         next += stretch;
@@ -104,15 +107,22 @@ fn spaces() -> Curve {
     let point = |spaces: usize| {
         while trainers.len() < spaces {
             let mut trainer = trainer(size, Mode::Factored);
-            warm_up(&mut trainer, &examples, size);
+            let next = warm_up(&mut trainer, &examples, size);
+            // Out of step with each other, or all would multiply out their factors at once.
+            learn(&mut trainer, &examples, next, trainers.len() % TURNS + 1);
             trainers.push(trainer);
         }
         let bytes = resident_bytes().zip(before).map(|(now, before)| (now - before) / spaces as f64);
-        let mut turn = 0;
+        let turns = TURNS.min(100 * TURNS / spaces);
+        let mut next = 0;
         let mut round = || {
-            turn += 1;
-            let times = trainers.iter_mut().enumerate().map(|(i, trainer)| learn(trainer, &examples, turn + i, 1));
-            times.sum::<f64>() / spaces as f64
+            let mut time = 0.0;
+            for _ in 0..turns {
+                next += 1;
+                let learn_one = |(i, trainer)| learn(trainer, &examples, next + i, 1);
+                time += trainers.iter_mut().enumerate().map(learn_one).sum::<f64>();
+            }
+            time / (turns * spaces) as f64
         };
         let [time] = fastest(BUDGET, [&mut round]);
         eprintln!("{spaces} spaces: {:.1} us", 1e6 * time);
