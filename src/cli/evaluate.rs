@@ -45,7 +45,8 @@ pub struct Shown {
     /// Probability that a range is ever wrong
     #[arg(long, default_value_t = ALPHA, value_parser = probability)]
     pub alpha: f64,
-    /// How many of the latest examples are judged for themselves, too
+    /// How many of the latest examples are judged for themselves, too; their ranges hold for any one such stretch, not
+    /// for all stretches at once
     #[arg(long, default_value_t = WINDOW, value_parser = clap::value_parser!(u64).range(10..))]
     pub window: u64,
     /// Directory for an HTML report
