@@ -249,6 +249,15 @@ impl Trainer {
         Ok(Distribution::mix(core, self.spec.exploration_floor, &uniform(models)))
     }
 
+    /// What each model is predicted to earn for a query, by a regression whose scores are rewards above their mean.
+    pub fn predicted_rewards(&self, query: &Query) -> Result<Vec<f64>, BadQuery> {
+        query.check_dim(self.spec.dim)?;
+        let mut scores = vec![0.0; self.spec.models.len()];
+        self.learner.scores(query, &mut scores);
+        let mean = self.book.rewards.mean();
+        Ok(scores.into_iter().map(|score| (mean + score).clamp(0.0, 1.0)).collect())
+    }
+
     /// Routes a query under the current policy, with the trainer's own generator.
     pub fn decide(&mut self, query: &Query) -> Result<Decision, BadQuery> {
         let distribution = self.distribution(query)?;

@@ -2,31 +2,25 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use serde_json::json;
-use tempfile::TempDir;
 
+use super::contestants::{Contestant, contestants};
+use super::evaluate::{self, Shown};
+use super::examples::LogArgs;
 use super::figures::{mean_and_deviation, percent, spread};
 use super::progress::Progress;
 use super::world::{WorldArgs, positive, share};
-use super::{Failure, dataset, parallel, replay};
-use crate::config::{Config, LearnerConfig, Method, Settings, Spec};
-use crate::engine::Applied;
-use crate::evaluate::off_policy::OffPolicy;
-use crate::event::{Example, Name};
+use super::{Failure, dataset, parallel};
+use crate::config::{Config, LearnerConfig};
 use crate::learner::Trainer;
 use crate::report::{Block, Column, Lines, Page, Section, Series, Table};
-use crate::runner::{Places, Runner, Stepped};
 use crate::simulate::World;
 use crate::simulate::dataset::{DatasetSpec, DatasetWorld};
 use crate::simulate::history::{History, Summary};
 use crate::simulate::run::{InProcess, Plan, run as run_loop};
 use crate::simulate::shuffled::Shuffled;
-use crate::transport::append::Appender;
-use crate::transport::params::Files;
 use crate::wire::dataset::Dataset;
 
 /// Which algorithm learns best: several on the same simulated traffic, data set or log
@@ -114,12 +108,6 @@ const EXAMPLES: &str = "Examples:
   pointsman compare --data my-data-set --unseen
   pointsman compare --config shop.toml --log-queries queries.jsonl.zst --log-rewards rewards.jsonl.zst";
 
-/// An algorithm that takes part.
-struct Contestant {
-    name: String,
-    spec: Spec,
-}
-
 /// One algorithm on one instance, in figures.
 struct Outcome {
     seed: u64,
@@ -141,7 +129,9 @@ const UNSEEN_DRAWS: usize = 5000;
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     config.check().map_err(|e| Failure::Usage(e.into()))?;
     if !args.queries_log.is_empty() {
-        return on_log(args, config);
+        let (queries, rewards) = (args.queries_log.clone(), args.rewards_log.clone());
+        let log = LogArgs { queries, rewards, space: args.space.clone() };
+        return evaluate::on_log(&log, &args.algorithms, &[], config, &Shown { json: args.json, ..Shown::default() });
     }
     let data = args.data.as_deref().map(dataset::read).transpose().map_err(Failure::Usage)?;
     let models = match &data {
@@ -150,7 +140,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     };
     let dim = data.as_ref().map_or(args.dim, |data| data.dim);
     let base = LearnerConfig { dim, models, ..config.learner.clone() };
-    let contestants = contestants(args, &base).map_err(Failure::Usage)?;
+    let contestants = contestants(&args.algorithms, &base).map_err(Failure::Usage)?;
     let outcomes = run_all(args, data.as_ref(), &contestants)?;
     let of = |contestant: usize| &outcomes[contestant * args.runs as usize..][..args.runs as usize];
     let table = table(args, &contestants, &of);
@@ -165,38 +155,6 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         println!("Report with curves: {}", path.display());
     }
     Ok(())
-}
-
-fn contestants(args: &Args, base: &LearnerConfig) -> anyhow::Result<Vec<Contestant>> {
-    args.algorithms.iter().map(|text| contestant(text, base).with_context(|| format!("--algorithms {text}"))).collect()
-}
-
-/// `name:key=value:key=value`: [learner] with these keys.
-fn contestant(text: &str, base: &LearnerConfig) -> anyhow::Result<Contestant> {
-    let mut parts = text.split(':');
-    let name = parts.next().unwrap_or_default();
-    let mut keys = serde_json::to_value(base)?;
-    let Some(keys_of) = keys.as_object_mut() else { return Err(anyhow!("no keys")) };
-    if name != "configured" {
-        // What was configured was configured for another algorithm.
-        let LearnerConfig { dim, models, exploration_floor, seed, .. } = base.clone();
-        let fresh = LearnerConfig { dim, models, exploration_floor, seed, ..LearnerConfig::default() };
-        if let serde_json::Value::Object(fresh) = serde_json::to_value(fresh)? {
-            *keys_of = fresh;
-        }
-        keys_of.insert("algorithm".to_owned(), name.into());
-    }
-    for part in parts {
-        let (key, value) = part.split_once('=').ok_or_else(|| anyhow!("{part:?} is not key=value"))?;
-        if !keys_of.contains_key(key) || ["dim", "models", "spaces_max"].contains(&key) {
-            return Err(anyhow!("{key:?} is no key of [learner] that an algorithm can have for itself"));
-        }
-        let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
-        keys_of.insert(key.to_owned(), value);
-    }
-    let spec = serde_json::from_value::<LearnerConfig>(keys)?.check()?;
-    let name = text.replacen("configured", &format!("configured ({})", spec.algorithm()), 1);
-    Ok(Contestant { name, spec })
 }
 
 fn run_all(args: &Args, data: Option<&Dataset>, contestants: &[Contestant]) -> anyhow::Result<Vec<Outcome>> {
@@ -442,153 +400,4 @@ fn to_json<'a>(
         "algorithms": contestants.iter().enumerate().map(row).collect::<Vec<_>>(),
         "report": path,
     })
-}
-
-/// An algorithm that learns from a log, and what its policy would have earned.
-struct Reader {
-    name: String,
-    trainer: Trainer,
-    value: OffPolicy,
-}
-
-/// Everything that is judged on a log.
-struct Judged {
-    readers: Vec<Reader>,
-    logged: OffPolicy,
-    uniform: OffPolicy,
-    constants: Vec<OffPolicy>,
-    examples: u64,
-}
-
-impl Judged {
-    /// Judges an example under the policies of this moment, then lets everyone learn from it.
-    fn take(&mut self, example: &Example) -> anyhow::Result<()> {
-        let (model, reward) = (example.model(), example.reward());
-        let propensity = example.propensities()[model];
-        self.examples += 1;
-        self.logged.add(1.0, reward);
-        self.uniform.add(1.0 / self.constants.len() as f64 / propensity, reward);
-        for (m, constant) in self.constants.iter_mut().enumerate() {
-            constant.add(if m == model { 1.0 / propensity } else { 0.0 }, reward);
-        }
-        for reader in &mut self.readers {
-            let played = reader.trainer.distribution(example.query())?.propensities[model];
-            reader.value.add(played / propensity, reward);
-            reader.trainer.learn(example.clone())?;
-        }
-        Ok(())
-    }
-
-    fn rows(&self, models: &[Name]) -> Vec<(String, OffPolicy)> {
-        let mut rows: Vec<(String, OffPolicy)> =
-            self.readers.iter().map(|reader| (reader.name.clone(), reader.value)).collect();
-        rows.push(("what was logged".to_owned(), self.logged));
-        rows.push(("uniform".to_owned(), self.uniform));
-        rows.extend(models.iter().zip(&self.constants).map(|(name, value)| (format!("always {name}"), *value)));
-        rows
-    }
-}
-
-/// Below this share of the examples an estimate is worth little.
-const EFFECTIVE_MIN: f64 = 0.01;
-
-fn on_log(args: &Args, config: &Config) -> Result<(), Failure> {
-    let space = Name::try_from(args.space.as_str()).map_err(|e| Failure::Usage(anyhow!("--space: {e}")))?;
-    let mut settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
-    let base = match config.spaces.get(&args.space) {
-        Some(keys) => merged(&config.learner, keys).map_err(Failure::Usage)?,
-        None => config.learner.clone(),
-    };
-    let models = settings.space(&space).models.clone();
-    let contestants = contestants(args, &base).map_err(Failure::Usage)?;
-    // The join is what is wanted of the engine; it need not learn.
-    settings.learner.method = Method::Uniform;
-    settings.spaces.values_mut().for_each(|spec| spec.method = Method::Uniform);
-    let mut judged = Judged {
-        readers: contestants
-            .into_iter()
-            .map(|Contestant { name, spec }| Reader { name, trainer: Trainer::new(spec), value: OffPolicy::default() })
-            .collect(),
-        logged: OffPolicy::default(),
-        uniform: OffPolicy::default(),
-        constants: vec![OffPolicy::default(); models.len()],
-        examples: 0,
-    };
-    read_log(args, config, &settings, &space, &mut judged)?;
-    let rows = judged.rows(&models);
-    if args.json {
-        let row = |(name, value): &(String, OffPolicy)| {
-            json!({ "policy": name, "value": value.value(), "deviation": value.deviation(),
-                    "effective_examples": value.effective() })
-        };
-        println!("{}", json!({ "examples": judged.examples, "policies": rows.iter().map(row).collect::<Vec<_>>() }));
-        return Ok(());
-    }
-    let line = |(name, value): &(String, OffPolicy)| {
-        let interval = format!("{:.4} ± {:.4}", value.value(), 1.96 * value.deviation());
-        vec![name.clone(), interval, format!("{:.0}", value.effective())]
-    };
-    let titles = ["value, 95% interval", "effective examples"].map(Column::right);
-    let poor = rows.iter().any(|(_, value)| value.effective() < EFFECTIVE_MIN * judged.examples as f64);
-    let note = format!(
-        "{} examples; each was judged before it was learned from{}",
-        judged.examples,
-        if poor { "; where few examples are effective, the log hardly says anything of the policy" } else { "" }
-    );
-    let columns = std::iter::once(Column::left("policy")).chain(titles).collect();
-    println!("{}", Table { columns, rows: rows.iter().map(line).collect(), note: Some(note) }.text());
-    Ok(())
-}
-
-/// [learner] with the keys of a space.
-fn merged(learner: &LearnerConfig, keys: &serde_json::Map<String, serde_json::Value>) -> anyhow::Result<LearnerConfig> {
-    let mut all = serde_json::to_value(learner)?;
-    if let Some(all) = all.as_object_mut() {
-        all.extend(keys.clone());
-    }
-    Ok(serde_json::from_value(all)?)
-}
-
-fn read_log(
-    args: &Args,
-    config: &Config,
-    settings: &Settings,
-    space: &Name,
-    judged: &mut Judged,
-) -> anyhow::Result<()> {
-    // Bad events are none of a comparison's business: `replay` tells of them.
-    let dir = TempDir::with_prefix("pointsman-compare-").context("cannot make a temporary directory")?;
-    let dead_letters = Appender::new(&dir.path().join("dead-letters.jsonl"));
-    let outlet = Box::new(Files { dead_letters, params: None });
-    let places = Places { store: None, audit: None, outlet, published: Vec::new() };
-    let (mut runner, state) = Runner::open(settings, &config.snapshot, places)?;
-    let bytes_read = Arc::new(AtomicU64::new(0));
-    let total = replay::add_logs(&args.queries_log, &args.rewards_log, settings, &mut runner, &state, &bytes_read)?;
-    runner.begin(state)?;
-    runner.engine.show_examples();
-    let progress = Progress::new("comparing", total);
-    let mut told = 0;
-    let take = |applied: Vec<Applied>, judged: &mut Judged| {
-        let examples = applied.iter().filter(|applied| applied.space == *space).filter_map(|a| a.example.as_ref());
-        examples.into_iter().try_for_each(|example| judged.take(example))
-    };
-    loop {
-        match runner.step()? {
-            Stepped::Event(applied) => take(applied, judged)?,
-            Stepped::Wait => {}
-            Stepped::End => break,
-        }
-        let now = bytes_read.load(Ordering::Relaxed);
-        progress.advance(now - told, || format!("{} examples", judged.examples));
-        told = now;
-    }
-    progress.finish();
-    take(runner.engine.finish(), judged)?;
-    runner.finish()?;
-    if judged.examples == 0 {
-        return Err(anyhow!(
-            "no example of space {space} in the logs: `pointsman replay` says what became of their events"
-        ));
-    }
-    Ok(())
 }

@@ -4,13 +4,17 @@ mod check_config;
 mod client;
 mod closed_loop;
 mod compare;
+mod contestants;
 mod dataset;
 mod demo;
 mod dump;
+mod evaluate;
+mod examples;
 mod figures;
 mod gap;
 mod health;
 mod learn;
+mod panel;
 mod parallel;
 mod params;
 mod progress;
@@ -65,6 +69,7 @@ enum Command {
     Replay(replay::Args),
     Compare(Box<compare::Args>),
     Gap(gap::Args),
+    Evaluate(evaluate::Args),
     Snapshots(snapshots::Args),
     Params(params::Args),
     Topics(topics::Args),
@@ -100,6 +105,7 @@ impl Cli {
             Command::Replay(args) => replay::run(&args, &config),
             Command::Compare(args) => compare::run(&args, &config),
             Command::Gap(args) => gap::run(&args, &config),
+            Command::Evaluate(args) => evaluate::run(&args, &config),
             Command::Snapshots(args) => snapshots::run(&args, &config),
             Command::Params(args) => params::run(&args, &config),
             Command::Topics(args) => topics::run(&args, &config),

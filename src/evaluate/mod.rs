@@ -1,11 +1,15 @@
 //! What a policy is worth, offline.
 //!
 //! - [`classes`]: the best policy of a class, where the reward of every model is known for every query.
+//! - [`confidence`]: a bound on a mean that holds however often one looks.
 //! - [`gap`]: how far the classes stay behind the best model of every query: the paper's table, and what it leaves out.
+//! - [`judge`]: what several policies would have earned on events that another one chose, and how sure that is.
 //! - [`off_policy`]: what a policy would have earned on events that another one chose.
 //! - [`ranks`]: where two models rank the items that are worth finding: the paper's figure.
 
 pub mod classes;
+pub mod confidence;
 pub mod gap;
+pub mod judge;
 pub mod off_policy;
 pub mod ranks;

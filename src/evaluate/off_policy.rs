@@ -7,8 +7,12 @@
 //!
 //! Self-normalised importance sampling: r is the reward of the model m that was drawn from p.
 
+use std::ops::AddAssign;
+
+use serde::{Deserialize, Serialize};
+
 /// What a policy would have earned, so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct OffPolicy {
     weight: f64,
     reward: f64,
@@ -42,6 +46,22 @@ impl OffPolicy {
     /// How many examples of its own it is worth.
     pub fn effective(&self) -> f64 {
         if self.square > 0.0 { self.weight * self.weight / self.square } else { 0.0 }
+    }
+
+    /// Whether a state from outside can be gone on with.
+    pub fn is_sound(&self) -> bool {
+        let Self { weight, reward, square, square_reward, square_reward_square } = *self;
+        [weight, reward, square, square_reward, square_reward_square].iter().all(|x| *x >= 0.0 && x.is_finite())
+    }
+}
+
+impl AddAssign for OffPolicy {
+    fn add_assign(&mut self, other: Self) {
+        self.weight += other.weight;
+        self.reward += other.reward;
+        self.square += other.square;
+        self.square_reward += other.square_reward;
+        self.square_reward_square += other.square_reward_square;
     }
 }
 

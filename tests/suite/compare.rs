@@ -101,7 +101,7 @@ fn data_sets_are_learned_where_they_can_be() {
 }
 
 /// A log of a uniform router in a world, in two files.
-fn write_log(dir: &Path, requests: usize) -> (String, String) {
+pub fn write_log(dir: &Path, requests: usize) -> (String, String) {
     let spec = LogQuadraticSpec { dim: 8, models: 3, intrinsic_rank: 1, signal: 0.3, shape: Shape::PowerLaw, seed: 5 };
     let mut world = LogQuadratic::new(spec);
     let mut luck = ChaCha8Rng::seed_from_u64(1);

@@ -6,6 +6,7 @@ mod compare;
 mod config;
 mod crash;
 mod deploy;
+mod evaluate;
 mod formats;
 mod gap;
 mod golden;

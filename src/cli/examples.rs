@@ -1,0 +1,106 @@
+//! The examples of one space in a log, in the order of learning.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, anyhow};
+use tempfile::TempDir;
+
+use super::progress::Progress;
+use super::{Failure, replay};
+use crate::config::{Config, LearnerConfig, Method};
+use crate::engine::Applied;
+use crate::event::{Example, Name};
+use crate::runner::{Places, Runner, Stepped};
+use crate::transport::append::Appender;
+use crate::transport::params::Files;
+
+/// Which log, and which space of it.
+#[derive(Debug, clap::Args)]
+pub struct LogArgs {
+    /// Logs of query events (JSON lines, plain, .gz or .zst)
+    #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
+    pub queries: Vec<PathBuf>,
+    /// Logs of reward events
+    #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
+    pub rewards: Vec<PathBuf>,
+    /// The space of the log
+    #[arg(long, default_value = "default")]
+    pub space: String,
+}
+
+impl LogArgs {
+    /// The space's name.
+    pub fn space(&self) -> Result<Name, Failure> {
+        Name::try_from(self.space.as_str()).map_err(|e| Failure::Usage(anyhow!("--space: {e}")))
+    }
+
+    /// [learner] as it is for the space.
+    pub fn learner(&self, config: &Config) -> Result<LearnerConfig, Failure> {
+        match config.spaces.get(&self.space) {
+            Some(keys) => merged(&config.learner, keys).map_err(Failure::Usage),
+            None => Ok(config.learner.clone()),
+        }
+    }
+
+    /// Joins the log, and shows every example; returns how many there were.
+    pub fn each(
+        &self,
+        config: &Config,
+        doing: &'static str,
+        mut show: impl FnMut(&Example) -> anyhow::Result<()>,
+    ) -> Result<u64, Failure> {
+        let space = self.space()?;
+        let mut settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
+        // The join is what is wanted of the engine; it need not learn.
+        settings.learner.method = Method::Uniform;
+        settings.spaces.values_mut().for_each(|spec| spec.method = Method::Uniform);
+        // Bad events are not what is asked for here: `replay` tells of them.
+        let dir = TempDir::with_prefix("pointsman-log-").context("cannot make a temporary directory")?;
+        let dead_letters = Appender::new(&dir.path().join("dead-letters.jsonl"));
+        let outlet = Box::new(Files { dead_letters, params: None });
+        let places = Places { store: None, audit: None, outlet, published: Vec::new() };
+        let (mut runner, state) = Runner::open(&settings, &config.snapshot, places)?;
+        let bytes_read = Arc::new(AtomicU64::new(0));
+        let total = replay::add_logs(&self.queries, &self.rewards, &settings, &mut runner, &state, &bytes_read)?;
+        runner.begin(state)?;
+        runner.engine.show_examples();
+        let progress = Progress::new(doing, total);
+        let (mut told, mut number) = (0, 0);
+        let mut take = |applied: Vec<Applied>, number: &mut u64| {
+            let examples = applied.iter().filter(|applied| applied.space == space).filter_map(|a| a.example.as_ref());
+            examples.into_iter().try_for_each(|example| {
+                *number += 1;
+                show(example)
+            })
+        };
+        loop {
+            match runner.step()? {
+                Stepped::Event(applied) => take(applied, &mut number)?,
+                Stepped::Wait => {}
+                Stepped::End => break,
+            }
+            let now = bytes_read.load(Ordering::Relaxed);
+            progress.advance(now - told, || format!("{number} examples"));
+            told = now;
+        }
+        progress.finish();
+        take(runner.engine.finish(), &mut number)?;
+        runner.finish()?;
+        if number == 0 {
+            let advice = "`pointsman replay` says what became of their events";
+            return Err(Failure::Run(anyhow!("no example of space {space} in the logs: {advice}")));
+        }
+        Ok(number)
+    }
+}
+
+/// [learner] with the keys of a space.
+fn merged(learner: &LearnerConfig, keys: &serde_json::Map<String, serde_json::Value>) -> anyhow::Result<LearnerConfig> {
+    let mut all = serde_json::to_value(learner)?;
+    if let Some(all) = all.as_object_mut() {
+        all.extend(keys.clone());
+    }
+    Ok(serde_json::from_value(all)?)
+}

@@ -1,0 +1,170 @@
+//! Policies that are judged on the same log: what was logged, parameters as they are, algorithms that learn as they go,
+//! uniform, and every model alone.
+
+use anyhow::anyhow;
+
+use super::contestants::Contestant;
+use crate::config::{Algorithm, LearnerConfig, Spec};
+use crate::evaluate::judge::{Estimate, Judge, Logged, Range};
+use crate::event::{Example, Name};
+use crate::learner::Trainer;
+use crate::router::{Params, uniform};
+
+/// All that are judged, and what predicts rewards for the doubly robust estimate.
+pub struct Panel {
+    models: Vec<Name>,
+    members: Vec<Member>,
+    predictor: Trainer,
+    judge: Judge,
+    curve: Curve,
+}
+
+struct Member {
+    name: String,
+    policy: Judged,
+}
+
+enum Judged {
+    Logged,
+    Params { params: Params, places: Vec<Option<usize>> },
+    Learner(Trainer),
+    Always(usize),
+    Uniform,
+}
+
+/// One policy, judged.
+pub struct Row<'a> {
+    /// What it is called.
+    pub name: &'a str,
+    /// What it would have earned.
+    pub estimate: &'a Estimate,
+    /// Whether it always plays one model.
+    pub is_constant: bool,
+}
+
+impl Panel {
+    /// Judges these, besides what is always judged, on events of a space of this spec.
+    pub fn new(
+        spec: &Spec,
+        params: Vec<(String, Params)>,
+        contestants: Vec<Contestant>,
+        window: u64,
+    ) -> anyhow::Result<Self> {
+        let models = spec.models.clone();
+        let mut members = vec![Member { name: "what was logged".to_owned(), policy: Judged::Logged }];
+        for (name, params) in params {
+            if params.dim != spec.dim {
+                return Err(anyhow!("{name} is for queries of dimension {}, the log's have {}", params.dim, spec.dim));
+            }
+            let places = models.iter().map(|model| params.models.iter().position(|other| other == model)).collect();
+            members.push(Member { name, policy: Judged::Params { params, places } });
+        }
+        let learners = contestants.into_iter().map(|Contestant { name, spec }| (name, Trainer::new(spec)));
+        members.extend(learners.map(|(name, trainer)| Member { name, policy: Judged::Learner(trainer) }));
+        members.push(Member { name: "uniform".to_owned(), policy: Judged::Uniform });
+        let alone = |(m, model): (usize, &Name)| Member { name: format!("always {model}"), policy: Judged::Always(m) };
+        members.extend(models.iter().enumerate().map(alone));
+        let names = models.iter().map(ToString::to_string).collect();
+        let algorithm = Algorithm::HypentropyRegression;
+        let predictor = LearnerConfig { dim: spec.dim, models: names, algorithm, ..LearnerConfig::default() };
+        let judge = Judge::new(models.len(), members.len(), window);
+        Ok(Self { models, members, predictor: Trainer::new(predictor.check()?), judge, curve: Curve::default() })
+    }
+
+    /// Judges an example under the policies of this moment, then lets those learn from it that do.
+    pub fn see(&mut self, example: &Example, alpha: f64) -> anyhow::Result<()> {
+        let predicted = self.predictor.predicted_rewards(example.query())?;
+        let mut played = Vec::with_capacity(self.members.len());
+        for member in &self.members {
+            played.push(member.policy.play(example, self.models.len())?);
+        }
+        let event = Logged {
+            propensities: example.propensities(),
+            model: example.model(),
+            reward: example.reward(),
+            predicted: &predicted,
+        };
+        let played: Vec<&[f64]> = played.iter().map(Vec::as_slice).collect();
+        self.judge.see(&event, &played);
+        self.curve.see(&self.judge, alpha);
+        for member in &mut self.members {
+            if let Judged::Learner(trainer) = &mut member.policy {
+                trainer.learn(example.clone())?;
+            }
+        }
+        self.predictor.learn(example.clone())?;
+        Ok(())
+    }
+
+    /// Over all examples.
+    pub fn rows(&self) -> Vec<Row<'_>> {
+        self.rows_of(self.judge.all())
+    }
+
+    /// Over the latest ones, whose estimates these are.
+    pub fn rows_of<'a>(&'a self, estimates: &'a [Estimate]) -> Vec<Row<'a>> {
+        let row = |(member, estimate): (&'a Member, &'a Estimate)| Row {
+            name: &member.name,
+            estimate,
+            is_constant: matches!(member.policy, Judged::Always(_)),
+        };
+        self.members.iter().zip(estimates).map(row).collect()
+    }
+
+    /// Estimates over the latest examples, and how many these are.
+    pub fn latest(&self) -> (Vec<Estimate>, u64) {
+        self.judge.latest()
+    }
+
+    /// Examples judged.
+    pub fn examples(&self) -> u64 {
+        self.judge.events()
+    }
+
+    /// How the lift of what was logged went.
+    pub fn curve(&self) -> &[(u64, Range)] {
+        &self.curve.points
+    }
+}
+
+impl Judged {
+    /// What it would have drawn from.
+    fn play(&self, example: &Example, models: usize) -> anyhow::Result<Vec<f64>> {
+        Ok(match self {
+            Self::Logged => example.propensities().to_vec(),
+            Self::Params { params, places } => {
+                let played = params.distribution(example.query())?.propensities;
+                places.iter().map(|place| place.map_or(0.0, |place| played[place])).collect()
+            }
+            Self::Learner(trainer) => trainer.distribution(example.query())?.propensities,
+            Self::Always(model) => (0..models).map(|m| f64::from(u8::from(m == *model))).collect(),
+            Self::Uniform => uniform(models),
+        })
+    }
+}
+
+/// The lift of the first policy after so many examples, in at most twice [`POINTS`] points.
+#[derive(Default)]
+struct Curve {
+    stride: u64,
+    points: Vec<(u64, Range)>,
+}
+
+const POINTS: usize = 100;
+
+impl Curve {
+    fn see(&mut self, judge: &Judge, alpha: f64) {
+        self.stride = self.stride.max(1);
+        if !judge.events().is_multiple_of(self.stride) {
+            return;
+        }
+        if let Some(estimate) = judge.all().first() {
+            self.points.push((judge.events(), estimate.lift_range(alpha)));
+        }
+        if self.points.len() >= 2 * POINTS {
+            self.stride *= 2;
+            let stride = self.stride;
+            self.points.retain(|(events, _)| events.is_multiple_of(stride));
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! What several policies would have earned on the same events, which another policy chose.
+//!
+//! ```text
+//! p: what the model m was drawn from      pi: a policy that is judged      w = pi_m / p_m      r: the reward, 0..1
+//! inverse propensities   mean of w r
+//! self-normalised        sum w r / sum w
+//! doubly robust          mean of  sum_j pi_j f_j + w (r - f_m)      f_j: rewards predicted before r is known
+//! value                  bound(w r) <= value <= 1 - bound(w (1 - r))
+//! lift over model b      2 bound((w r + v (1 - r)) / 2) - 1 <= value - value_b,   v = w of the policy that always plays b
+//! ```
+//!
+//! bound: [`confidence`](super::confidence), which asks for no more than x >= 0. That is why lifts are written with 1 - r:
+//! w r - v r is bounded on neither side, (w r + v (1 - r)) / 2 is above 0 and has the mean (1 + lift) / 2.
+
+use std::collections::VecDeque;
+use std::ops::AddAssign;
+
+use serde::{Deserialize, Serialize};
+
+use super::confidence::Bounded;
+use super::off_policy::OffPolicy;
+
+/// An event that was logged, with what was predicted of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Logged<'a> {
+    /// What the model was drawn from.
+    pub propensities: &'a [f64],
+    /// The model that was drawn.
+    pub model: usize,
+    /// What it earned, 0 to 1.
+    pub reward: f64,
+    /// What each model was predicted to earn, before that was known.
+    pub predicted: &'a [f64],
+}
+
+/// What one policy would have earned: sums over events, so that those of two stretches can be added.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    weights: OffPolicy,
+    robust: f64,
+    robust_square: f64,
+    /// Of w r and of w (1 - r).
+    value: [Bounded; 2],
+    /// Of (w r + v (1 - r)) / 2 and of (v r + w (1 - r)) / 2, for each model that might always be played.
+    over: Vec<[Bounded; 2]>,
+}
+
+/// A range that holds what is asked for at all times at once, but for a probability of `alpha`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Range {
+    /// Not below this.
+    pub low: f64,
+    /// Not above that.
+    pub high: f64,
+}
+
+impl Estimate {
+    fn new(models: usize) -> Self {
+        Self { over: vec![Default::default(); models], ..Self::default() }
+    }
+
+    /// Takes in an event that the policy `played` is judged by; guesses are those of `known`.
+    fn see(&mut self, event: &Logged, played: &[f64], known: &Self) {
+        let &Logged { propensities, model, reward, predicted } = event;
+        let propensity = propensities[model];
+        let weight = played[model] / propensity;
+        self.weights.add(weight, reward);
+        let expected: f64 = played.iter().zip(predicted).map(|(p, f)| p * f).sum();
+        let robust = expected + weight * (reward - predicted[model]);
+        self.robust += robust;
+        self.robust_square += robust * robust;
+        let parts = [weight * reward, weight * (1.0 - reward)];
+        for ((bounded, x), known) in self.value.iter_mut().zip(parts).zip(&known.value) {
+            bounded.see(x, known.guess());
+        }
+        for (b, (pair, known)) in self.over.iter_mut().zip(&known.over).enumerate() {
+            let always = if b == model { 1.0 / propensity } else { 0.0 };
+            let [earned, missed] = [always * reward, always * (1.0 - reward)];
+            for ((bounded, x), known) in
+                pair.iter_mut().zip([0.5 * (parts[0] + missed), 0.5 * (earned + parts[1])]).zip(known)
+            {
+                bounded.see(x, known.guess());
+            }
+        }
+    }
+
+    /// The mean reward by inverse propensities.
+    pub fn inverse_propensity(&self) -> f64 {
+        self.value[0].mean()
+    }
+
+    /// The mean reward, weights made to sum to one.
+    pub fn self_normalised(&self) -> f64 {
+        self.weights.value()
+    }
+
+    /// Standard deviation of that, as of one look.
+    pub fn deviation(&self) -> f64 {
+        self.weights.deviation()
+    }
+
+    /// The mean reward as predicted, corrected where the prediction was wrong.
+    pub fn doubly_robust(&self) -> f64 {
+        self.robust / self.value[0].number().max(1) as f64
+    }
+
+    /// Standard deviation of that.
+    pub fn doubly_robust_deviation(&self) -> f64 {
+        let n = self.value[0].number().max(1) as f64;
+        let mean = self.robust / n;
+        ((self.robust_square / n - mean * mean).max(0.0) / n).sqrt()
+    }
+
+    /// How many events of its own the log is worth to this policy.
+    pub fn effective(&self) -> f64 {
+        self.weights.effective()
+    }
+
+    /// Where the mean reward is, at any time.
+    pub fn range(&self, alpha: f64) -> Range {
+        let [earned, missed] = &self.value;
+        Range { low: earned.lower(alpha / 2.0).min(1.0), high: 1.0 - missed.lower(alpha / 2.0).min(1.0) }
+    }
+
+    /// Where the lift over the best model that might always be played is, at any time.
+    pub fn lift_range(&self, alpha: f64) -> Range {
+        let each = alpha / (2 * self.over.len().max(1)) as f64;
+        let bound = |i: usize| self.over.iter().map(move |pair| 2.0 * pair[i].lower(each).min(1.0) - 1.0);
+        // The lift over the best one is the least of all lifts.
+        Range { low: bound(0).fold(1.0, f64::min), high: bound(1).map(|below| -below).fold(1.0, f64::min) }
+    }
+
+    /// Whether a state from outside can be one of so many models.
+    pub fn is_sound(&self, models: usize) -> bool {
+        self.over.len() == models
+            && self.over.iter().chain([&self.value]).flatten().all(Bounded::is_sound)
+            && self.weights.is_sound()
+            && self.robust.is_finite()
+            && self.robust_square.is_finite()
+    }
+}
+
+impl AddAssign<&Self> for Estimate {
+    fn add_assign(&mut self, other: &Self) {
+        self.weights += other.weights;
+        self.robust += other.robust;
+        self.robust_square += other.robust_square;
+        let pairs = self.over.iter_mut().zip(&other.over).chain([(&mut self.value, &other.value)]);
+        for (pair, other) in pairs {
+            pair.iter_mut().zip(other).for_each(|(bounded, other)| *bounded += *other);
+        }
+    }
+}
+
+/// Judges policies, event by event: over all of them, and over the latest.
+///
+/// Policies may learn from an event after they were judged by it: the estimate is then of the mean of what they were.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Judge {
+    models: usize,
+    events: u64,
+    all: Vec<Estimate>,
+    /// Events of a block.
+    block: u64,
+    /// The latest blocks, the newest last.
+    blocks: VecDeque<Vec<Estimate>>,
+}
+
+/// Blocks of a window.
+const BLOCKS: u64 = 10;
+
+impl Judge {
+    /// Nothing judged yet. `window` is how many of the latest events are looked at for themselves, at the most.
+    pub fn new(models: usize, policies: usize, window: u64) -> Self {
+        let all = vec![Estimate::new(models); policies];
+        Self { models, events: 0, all, block: window.div_ceil(BLOCKS).max(1), blocks: VecDeque::new() }
+    }
+
+    /// Takes in an event; `played` holds what each policy would have drawn from.
+    pub fn see(&mut self, event: &Logged, played: &[&[f64]]) {
+        if self.events.is_multiple_of(self.block) {
+            if self.blocks.len() as u64 == BLOCKS {
+                self.blocks.pop_front();
+            }
+            self.blocks.push_back(vec![Estimate::new(self.models); self.all.len()]);
+        }
+        self.events += 1;
+        let Some(newest) = self.blocks.back_mut() else { return };
+        for ((all, newest), played) in self.all.iter_mut().zip(newest).zip(played) {
+            newest.see(event, played, all);
+            let known = all.clone();
+            all.see(event, played, &known);
+        }
+    }
+
+    /// Events taken in.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Of each policy, over all events.
+    pub fn all(&self) -> &[Estimate] {
+        &self.all
+    }
+
+    /// Of each policy, over the latest events, and how many these are.
+    pub fn latest(&self) -> (Vec<Estimate>, u64) {
+        let mut sums = vec![Estimate::new(self.models); self.all.len()];
+        for block in &self.blocks {
+            sums.iter_mut().zip(block).for_each(|(sum, estimate)| *sum += estimate);
+        }
+        let number = sums.first().map_or(0, |sum| sum.value[0].number());
+        (sums, number)
+    }
+
+    /// Whether a state from outside can be one of this shape.
+    pub fn is_sound(&self, models: usize, policies: usize) -> bool {
+        let sound = |estimates: &Vec<Estimate>| {
+            estimates.len() == policies && estimates.iter().all(|estimate| estimate.is_sound(models))
+        };
+        self.models == models
+            && self.block > 0
+            && self.blocks.len() as u64 <= BLOCKS
+            && self.blocks.iter().chain([&self.all]).all(sound)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    /// Two kinds of queries, two models, each good at one kind.
+    struct World {
+        generator: ChaCha8Rng,
+    }
+
+    const REWARDS: [[f64; 2]; 2] = [[0.8, 0.3], [0.2, 0.5]];
+
+    impl World {
+        /// Kind, model drawn from `logged`, reward.
+        fn next(&mut self, logged: [f64; 2]) -> (usize, usize, f64) {
+            let [kind, draw, luck]: [f64; 3] = self.generator.random();
+            let (kind, model) = (usize::from(kind < 0.5), usize::from(draw >= logged[0]));
+            (kind, model, f64::from(u8::from(luck < REWARDS[kind][model])))
+        }
+    }
+
+    /// The policies that are judged: the right model by kind, the wrong one, and what was logged.
+    fn judge(seed: u64, events: u64, logged: [f64; 2], mut each: impl FnMut(&Judge)) -> Judge {
+        let mut world = World { generator: ChaCha8Rng::seed_from_u64(seed) };
+        let mut judge = Judge::new(2, 3, 1000);
+        for _ in 0..events {
+            let (kind, model, reward) = world.next(logged);
+            let right = [[1.0, 0.0], [0.0, 1.0]][kind];
+            let wrong = [[0.0, 1.0], [1.0, 0.0]][kind];
+            let event = Logged { propensities: &logged, model, reward, predicted: &[0.5, 0.4] };
+            judge.see(&event, &[&right, &wrong, &logged]);
+            each(&judge);
+        }
+        judge
+    }
+
+    /// Values of the three, and of the best model alone.
+    const RIGHT: f64 = 0.65;
+    const WRONG: f64 = 0.25;
+    const BEST_ALONE: f64 = 0.5;
+
+    #[test]
+    fn all_estimators_find_the_truth() {
+        let judged = judge(1, 40_000, [0.8, 0.2], |_| ());
+        for (estimate, truth) in judged.all().iter().zip([RIGHT, WRONG, 0.8 * 0.5 + 0.2 * 0.4]) {
+            for found in [estimate.inverse_propensity(), estimate.self_normalised(), estimate.doubly_robust()] {
+                assert!((found - truth).abs() < 0.02, "{found} {truth}");
+            }
+            let (range, lift) = (estimate.range(0.05), estimate.lift_range(0.05));
+            assert!(range.low < truth && truth < range.high && range.high - range.low < 0.1, "{range:?} {truth}");
+            let expected = truth - BEST_ALONE;
+            assert!(lift.low < expected && expected < lift.high && lift.high - lift.low < 0.12, "{lift:?} {expected}");
+            assert!(estimate.doubly_robust_deviation() < 0.01 && estimate.is_sound(2));
+        }
+        let effective: Vec<f64> = judged.all().iter().map(Estimate::effective).collect();
+        assert!(effective[2] == 40_000.0 && effective[0] < 20_000.0, "{effective:?}");
+        assert!(judged.is_sound(2, 3) && !judged.is_sound(3, 3) && !judged.is_sound(2, 2));
+    }
+
+    #[test]
+    fn ranges_hold_at_all_times() {
+        let runs = 100;
+        let mut wrong = [0; 2];
+        for seed in 0..runs {
+            let mut ever = [false; 2];
+            judge(seed, 300, [0.7, 0.3], |judged| {
+                let estimate = &judged.all()[0];
+                let (range, lift) = (estimate.range(0.1), estimate.lift_range(0.1));
+                ever[0] |= RIGHT < range.low || range.high < RIGHT;
+                ever[1] |= RIGHT - BEST_ALONE < lift.low || lift.high < RIGHT - BEST_ALONE;
+            });
+            wrong.iter_mut().zip(ever).for_each(|(wrong, ever)| *wrong += u64::from(ever));
+        }
+        assert!(wrong.iter().all(|wrong| *wrong <= runs / 10), "{wrong:?}");
+    }
+
+    #[test]
+    fn the_latest_events_are_a_window() {
+        let judged = judge(2, 5050, [0.5, 0.5], |_| ());
+        let (latest, number) = judged.latest();
+        assert_eq!((judged.events(), number), (5050, 950));
+        assert!((latest[0].self_normalised() - RIGHT).abs() < 0.1);
+        let (_, before_it_is_full) = judge(2, 120, [0.5, 0.5], |_| ()).latest();
+        assert_eq!(before_it_is_full, 120);
+    }
+
+    #[test]
+    fn predictions_that_are_right_leave_little_to_chance() {
+        let logged = [0.9, 0.1];
+        let mut world = World { generator: ChaCha8Rng::seed_from_u64(3) };
+        let [mut told, mut untold] = [Judge::new(2, 1, 1), Judge::new(2, 1, 1)];
+        for _ in 0..5000 {
+            let (kind, model, reward) = world.next(logged);
+            let predicted = REWARDS[kind];
+            told.see(&Logged { propensities: &logged, model, reward, predicted: &predicted }, &[&[0.1, 0.9]]);
+            untold.see(&Logged { propensities: &logged, model, reward, predicted: &[0.0; 2] }, &[&[0.1, 0.9]]);
+        }
+        let deviation = |judge: &Judge| judge.all()[0].doubly_robust_deviation();
+        assert!(deviation(&told) < 0.85 * deviation(&untold), "{} {}", deviation(&told), deviation(&untold));
+        assert_eq!(untold.all()[0].doubly_robust(), untold.all()[0].inverse_propensity());
+    }
+}
