@@ -18,6 +18,7 @@ use crate::merge::MergeState;
 use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
 use crate::runner::{Places, Runner, Snapshots, Stepped};
 use crate::transport::Log;
+use crate::transport::ahead::{self, Ahead};
 use crate::transport::append::Appender;
 use crate::transport::directory::{base_name, log_name};
 use crate::transport::file::{AtEnd, LogFile, fingerprint};
@@ -209,11 +210,12 @@ pub fn add_logs(
     queries: &[PathBuf],
     rewards: &[PathBuf],
     settings: &Settings,
-    runner: &mut Runner<LogFile>,
+    runner: &mut Runner<Ahead>,
     state: &MergeState,
     bytes_read: &Arc<AtomicU64>,
 ) -> anyhow::Result<u64> {
     let parser = Arc::new(Parser::new(settings));
+    let reader = ahead::Reader::start()?;
     let queries = queries.iter().map(|path| (path, Side::Query));
     let mut names = BTreeMap::<String, u32>::new();
     let mut total = 0;
@@ -231,7 +233,7 @@ pub fn add_logs(
         let position = state.positions.get(&name);
         let mut log = LogFile::new(path, side, parser.clone(), AtEnd::Complete, position, bytes_read.clone());
         let first_ms = if position.is_none() { log.first_ms().with_context(cannot)? } else { None };
-        runner.merge.add(name, log, position.cloned(), first_ms);
+        runner.merge.add(name, reader.follow(log), position.cloned(), first_ms);
     }
     Ok(total)
 }
