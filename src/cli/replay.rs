@@ -240,7 +240,10 @@ pub fn add_logs(
 
 fn note(trends: &mut BTreeMap<Name, Trend>, applied: &[Applied]) {
     for example in applied {
-        trends.entry(example.space.clone()).or_default().add(example.model, example.reward);
+        match trends.get_mut(&example.space) {
+            Some(trend) => trend.add(example.model, example.reward),
+            None => trends.entry(example.space.clone()).or_default().add(example.model, example.reward),
+        }
     }
 }
 
@@ -271,7 +274,7 @@ impl Trend {
             self.bins.push(Bin::default());
         }
         if let Some(bin) = self.bins.last_mut() {
-            bin.add(&Bin { examples: 1, reward, traffic: one_hot(model) });
+            bin.count(model, reward);
         }
     }
 
@@ -288,6 +291,13 @@ impl Trend {
 }
 
 impl Bin {
+    fn count(&mut self, model: usize, reward: f64) {
+        self.examples += 1;
+        self.reward += reward;
+        self.traffic.resize(self.traffic.len().max(model + 1), 0);
+        self.traffic[model] += 1;
+    }
+
     fn add(&mut self, other: &Self) {
         self.examples += other.examples;
         self.reward += other.reward;
@@ -300,12 +310,6 @@ impl Bin {
         bins.iter().for_each(|bin| sum.add(bin));
         sum
     }
-}
-
-fn one_hot(model: usize) -> Vec<u64> {
-    let mut counts = vec![0; model + 1];
-    counts[model] = 1;
-    counts
 }
 
 /// The most spaces that have curves in the report.

@@ -238,7 +238,7 @@ impl<'a> Scanner<'a> {
         // Sixteen at a time, whether they are as many or fewer: how many there are cannot be foretold, and a branch that
         // is taken in vain costs more than all of this.
         while let Some(sixteen) = self.bytes.get(self.at..).and_then(<[u8]>::first_chunk::<16>) {
-            let [low, high] = [0, 8].map(|i| Eight::new(&sixteen[i..i + 8]));
+            let (low, high) = (Eight::new(&sixteen[..8]), Eight::new(&sixteen[8..]));
             let high = if low.number == 8 { high } else { Eight { number: 0, ..high } };
             sum = high.append_to(low.append_to(sum));
             self.at += (low.number + high.number) as usize;
