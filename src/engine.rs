@@ -511,14 +511,13 @@ impl Engine {
     /// A space, made if it is new.
     fn space(&mut self, name: Name) -> (&Name, &mut Space, &Settings) {
         let settings = &self.settings;
-        let entry = self.spaces.entry(name);
-        let name = entry.key().clone();
-        entry.or_insert_with(|| {
+        if !self.spaces.contains_key(&name) {
             let spec = settings.space(&name);
             let (trainer, joiner) = (Trainer::new(spec.clone()), Joiner::new(settings.join.clone()));
-            Space { trainer, joiner, retired: BTreeSet::new(), touched: true }
-        });
-        let (name, space) = self.spaces.range_mut(name..).next().expect("it was just made");
+            let space = Space { trainer, joiner, retired: BTreeSet::new(), touched: true };
+            self.spaces.insert(name.clone(), space);
+        }
+        let (name, space) = self.spaces.range_mut(&name..).next().expect("it was just made");
         space.touched = true;
         (name, space, settings)
     }

@@ -98,17 +98,11 @@ impl Query {
     /// Normalises `components` to unit norm.
     pub fn new(components: impl IntoIterator<Item = f64>) -> Result<Self, BadQuery> {
         let mut q: Vec<f64> = components.into_iter().collect();
-        if let Some(index) = q.iter().position(|x| !x.is_finite()) {
-            return Err(BadQuery::NotFinite { index, value: q[index] });
-        }
-        let largest = q.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
-        if largest == 0.0 {
-            return Err(BadQuery::Zero);
-        }
         // Only magnitudes whose squares would overflow or vanish are scaled first, so that ordinary vectors keep
         // the bits that a plain division by the norm gives.
-        if !(1e-100..=1e100).contains(&largest) {
-            q.iter_mut().for_each(|x| *x /= largest);
+        let (smallest, largest) = (1e-100, 1e100);
+        if !(q.iter().all(|x| x.abs() <= largest) && q.iter().any(|x| x.abs() >= smallest)) {
+            scale(&mut q)?;
         }
         let norm = q.iter().map(|x| x * x).sum::<f64>().sqrt();
         q.iter_mut().for_each(|x| *x /= norm);
@@ -130,6 +124,19 @@ impl Query {
     pub fn as_slice(&self) -> &[f64] {
         &self.0
     }
+}
+
+/// Scales components so that the largest is 1.
+fn scale(q: &mut [f64]) -> Result<(), BadQuery> {
+    if let Some(index) = q.iter().position(|x| !x.is_finite()) {
+        return Err(BadQuery::NotFinite { index, value: q[index] });
+    }
+    let largest = q.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+    if largest == 0.0 {
+        return Err(BadQuery::Zero);
+    }
+    q.iter_mut().for_each(|x| *x /= largest);
+    Ok(())
 }
 
 impl<'de> Deserialize<'de> for Query {

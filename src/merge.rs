@@ -142,8 +142,11 @@ struct Log<S> {
     gone: bool,
 }
 
-/// Ordered so that the greatest is the one to go first.
-struct Held(Sourced);
+/// Ordered so that the greatest is the one to go first. Small, since a heap moves what it holds about.
+struct Held {
+    ts_ms: i64,
+    event: Box<Sourced>,
+}
 
 /// Why a log stopped being read ahead.
 #[derive(PartialEq)]
@@ -310,14 +313,13 @@ impl<S: Source> Merge<S> {
 
     fn take(&mut self, index: usize) -> Next {
         let Some(log) = self.logs.get_mut(&index) else { return Next::Wait };
-        let Some(Held(event)) = log.held.pop() else { return Next::Wait };
+        let Some(Held { ts_ms, event }) = log.held.pop() else { return Next::Wait };
         log.held_bytes -= event.input.bytes();
         log.outstanding.remove(&event.start);
         log.done(event.start);
-        let ts_ms = event.input.key().map(|key| key.0);
-        self.out_of_order += u64::from(ts_ms < self.last_ms);
-        self.last_ms = self.last_ms.max(ts_ms);
-        Next::Event(event, index)
+        self.out_of_order += u64::from(Some(ts_ms) < self.last_ms);
+        self.last_ms = self.last_ms.max(Some(ts_ms));
+        Next::Event(*event, index)
     }
 }
 
@@ -362,7 +364,7 @@ impl<S: Source> Log<S> {
                 self.position.newest_ms = self.position.newest_ms.max(Some(ts_ms));
                 self.held_bytes += event.input.bytes();
                 self.outstanding.insert(event.start, event.line);
-                self.held.push(Held(event));
+                self.held.push(Held { ts_ms, event: Box::new(event) });
             }
         }
     }
@@ -392,13 +394,15 @@ impl<S: Source> Log<S> {
     }
 
     fn earliest_ms(&self) -> Option<i64> {
-        self.held.peek().and_then(|held| held.0.input.key()).map(|key| key.0)
+        self.held.peek().map(|held| held.ts_ms)
     }
 }
 
 impl Ord for Held {
     fn cmp(&self, other: &Self) -> Ordering {
-        other.0.input.key().cmp(&self.0.input.key()).then(other.0.start.cmp(&self.0.start))
+        let (this, that) = (&self.event, &other.event);
+        let same_time = || that.input.key().cmp(&this.input.key()).then(that.start.cmp(&this.start));
+        other.ts_ms.cmp(&self.ts_ms).then_with(same_time)
     }
 }
 

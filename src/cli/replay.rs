@@ -18,6 +18,7 @@ use crate::merge::MergeState;
 use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
 use crate::runner::{Places, Runner, Snapshots, Stepped};
 use crate::transport::Log;
+use crate::transport::ahead::{self, Ahead};
 use crate::transport::append::Appender;
 use crate::transport::directory::{base_name, log_name};
 use crate::transport::file::{AtEnd, LogFile, fingerprint};
@@ -209,11 +210,12 @@ pub fn add_logs(
     queries: &[PathBuf],
     rewards: &[PathBuf],
     settings: &Settings,
-    runner: &mut Runner<LogFile>,
+    runner: &mut Runner<Ahead>,
     state: &MergeState,
     bytes_read: &Arc<AtomicU64>,
 ) -> anyhow::Result<u64> {
     let parser = Arc::new(Parser::new(settings));
+    let reader = ahead::Reader::start()?;
     let queries = queries.iter().map(|path| (path, Side::Query));
     let mut names = BTreeMap::<String, u32>::new();
     let mut total = 0;
@@ -231,14 +233,17 @@ pub fn add_logs(
         let position = state.positions.get(&name);
         let mut log = LogFile::new(path, side, parser.clone(), AtEnd::Complete, position, bytes_read.clone());
         let first_ms = if position.is_none() { log.first_ms().with_context(cannot)? } else { None };
-        runner.merge.add(name, log, position.cloned(), first_ms);
+        runner.merge.add(name, reader.follow(log), position.cloned(), first_ms);
     }
     Ok(total)
 }
 
 fn note(trends: &mut BTreeMap<Name, Trend>, applied: &[Applied]) {
     for example in applied {
-        trends.entry(example.space.clone()).or_default().add(example.model, example.reward);
+        match trends.get_mut(&example.space) {
+            Some(trend) => trend.add(example.model, example.reward),
+            None => trends.entry(example.space.clone()).or_default().add(example.model, example.reward),
+        }
     }
 }
 
@@ -269,7 +274,7 @@ impl Trend {
             self.bins.push(Bin::default());
         }
         if let Some(bin) = self.bins.last_mut() {
-            bin.add(&Bin { examples: 1, reward, traffic: one_hot(model) });
+            bin.count(model, reward);
         }
     }
 
@@ -286,6 +291,13 @@ impl Trend {
 }
 
 impl Bin {
+    fn count(&mut self, model: usize, reward: f64) {
+        self.examples += 1;
+        self.reward += reward;
+        self.traffic.resize(self.traffic.len().max(model + 1), 0);
+        self.traffic[model] += 1;
+    }
+
     fn add(&mut self, other: &Self) {
         self.examples += other.examples;
         self.reward += other.reward;
@@ -298,12 +310,6 @@ impl Bin {
         bins.iter().for_each(|bin| sum.add(bin));
         sum
     }
-}
-
-fn one_hot(model: usize) -> Vec<u64> {
-    let mut counts = vec![0; model + 1];
-    counts[model] = 1;
-    counts
 }
 
 /// The most spaces that have curves in the report.

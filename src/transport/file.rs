@@ -213,8 +213,13 @@ impl Source for LogFile {
 
 impl Log for LogFile {
     fn place(&self, start: u64, line: u64) -> Value {
-        json!({"source": self.path, "offset": start, "line": line})
+        place(&self.path, start, line)
     }
+}
+
+/// The place of an event in a file.
+pub(super) fn place(path: &Path, start: u64, line: u64) -> Value {
+    json!({"source": path, "offset": start, "line": line})
 }
 
 impl Lines {

@@ -1,5 +1,6 @@
 //! Where events come from and where results go.
 
+pub mod ahead;
 pub mod append;
 pub mod directory;
 pub mod file;

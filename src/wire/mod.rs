@@ -5,3 +5,5 @@ pub mod envelope;
 pub mod events;
 pub mod export;
 pub mod params;
+mod quick;
+mod scan;
