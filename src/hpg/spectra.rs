@@ -288,7 +288,7 @@ pub fn explicit_step(eigen: &mut Eigen, step: &Step, m: usize, batch: &[Gradient
     let rotation_rows: Vec<f64> =
         (0..n).flat_map(|i| (0..r).map(move |j| (i, j))).map(|(i, j)| rotation[j * n + i]).collect();
     let mut vectors = vec![0.0; dim * r];
-    product(dim, &basis, &rotation_rows, r, 0.0, &mut vectors);
+    product(dim, &basis, &rotation_rows, r, false, &mut vectors);
     *eigen = Eigen { gamma, lambda, vectors };
 }
 
