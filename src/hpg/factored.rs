@@ -14,6 +14,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::aligned::Aligned;
 use super::kernel::{self, Strided};
 use super::linalg::{Spare, axpy, columns_add, columns_dot, dot, polish, product};
 use super::projection::Ball;
@@ -30,16 +31,19 @@ const OWN_MAX: usize = 8;
 const RESIDUAL_MIN: f64 = 0.01;
 
 /// The largest norm, squared, of the new direction's coefficients: beyond it [U | S] is too nearly dependent.
+///
+/// That bounds how errors grow until V is multiplied out, too: whatever a direction takes from the columns that V had at
+/// any time before shows in its coefficients, but for a factor of the norm of [U | S], since later queries have rows of their own.
 const COEFFICIENTS_MAX: f64 = 400.0;
 
-/// The most by which errors of orthonormality may have grown through new directions before the next is made explicitly.
-///
-/// A direction (q - V p) / rho has the error of V, times |p| / rho. Where the ball drops a direction at every step and
-/// the next query brings it back, those factors multiply.
+/// The most by which errors of orthonormality may have grown since it was restored.
 const GROWTH_MAX: f64 = 1e3;
 
-/// Orthonormality is restored once in so many multiplications, long before rounding errors have added up, and at every
-/// one before which errors have grown.
+/// How far they may have grown when V has been multiplied out, so that they stay below the most until the next time.
+const GROWTH_KEPT: f64 = 30.0;
+
+/// Orthonormality is restored once in so many multiplications, long before rounding errors have added up, and at any
+/// before which they have grown.
 const POLISH_EVERY: u32 = 32;
 
 /// The most that an entry of C can be: new directions are bounded by [`COEFFICIENTS_MAX`], and growth by [`GROWTH_MAX`].
@@ -49,7 +53,7 @@ const ROWS_MAX: f64 = 1e9;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Factored {
     /// S, one query after the other.
-    recent: Vec<f64>,
+    recent: Aligned,
     models: Vec<Factor>,
     #[serde(skip)]
     work: Box<Work>,
@@ -60,7 +64,7 @@ struct Factor {
     gamma: Vec<f64>,
     lambda: Vec<f64>,
     /// U, column by column: the eigenvectors at the last multiplication, then the model's own directions.
-    base: Vec<f64>,
+    base: Aligned,
     /// C's rows for U and for S, row by row.
     base_rows: Vec<f64>,
     recent_rows: Vec<f64>,
@@ -74,7 +78,7 @@ struct Factor {
 #[derive(Debug, Clone, Default)]
 struct Work {
     /// The query that was looked at, if nothing has changed since.
-    query: Vec<f64>,
+    query: Aligned,
     /// S'q
     recent_products: Vec<f64>,
     /// V'q of each model.
@@ -92,7 +96,7 @@ struct Work {
     components: Vec<f64>,
     secular: Secular,
     kept: Vec<usize>,
-    rotation: Vec<f64>,
+    rotation: Aligned,
     rows: Vec<f64>,
     spare: Spare,
 }
@@ -118,7 +122,7 @@ enum Outside {
 impl Factored {
     /// All zero.
     pub fn new(models: usize) -> Self {
-        Self { recent: Vec::new(), models: vec![Factor::default(); models], work: Box::default() }
+        Self { recent: Aligned::default(), models: vec![Factor::default(); models], work: Box::default() }
     }
 
     /// q'W_m q of all models.
@@ -161,7 +165,7 @@ impl Factored {
     /// Each model's eigendecomposition, multiplied out.
     pub fn eigens(&self, dim: usize) -> Vec<Eigen> {
         let eigen = |factor: &Factor| {
-            let mut vectors = Vec::new();
+            let mut vectors = vec![0.0; dim * factor.gamma.len()];
             factor.vectors(&self.recent, dim, &mut vectors);
             Eigen { gamma: factor.gamma.clone(), lambda: factor.lambda.clone(), vectors }
         };
@@ -171,9 +175,9 @@ impl Factored {
     /// Sets the parameters of one model.
     pub fn set(&mut self, model: usize, eigen: Eigen, dim: usize) {
         self.work.query.clear();
-        let Eigen { gamma, lambda, vectors: base } = eigen;
+        let Eigen { gamma, lambda, vectors } = eigen;
         let factor = &mut self.models[model];
-        *factor = Factor { gamma, lambda, base, growth: GROWTH_MAX, ..Factor::default() };
+        *factor = Factor { gamma, lambda, base: Aligned::from(&vectors[..]), growth: GROWTH_MAX, ..Factor::default() };
         factor.settle(dim, self.recent.len() / dim, &mut self.work.spare);
     }
 
@@ -213,20 +217,20 @@ impl Factored {
 
     /// The query's coordinates in all models, unless they are known.
     fn prepare(&mut self, query: &[f64]) {
-        if self.work.query == query {
+        if self.work.query[..] == *query {
             return;
         }
         if self.recent.len() == RECENT_MAX * query.len() {
             self.compact(query.len());
         }
         let Work { query: looked_at, recent_products, looks, base_products, .. } = &mut *self.work;
-        columns_dot(&self.recent, query, recent_products);
-        looks.resize_with(self.models.len(), Vec::new);
-        for (factor, coordinates) in self.models.iter().zip(looks) {
-            factor.coordinates(query, recent_products, base_products, coordinates);
-        }
         looked_at.clear();
         looked_at.extend_from_slice(query);
+        columns_dot(&self.recent, looked_at, recent_products);
+        looks.resize_with(self.models.len(), Vec::new);
+        for (factor, coordinates) in self.models.iter().zip(looks) {
+            factor.coordinates(looked_at, recent_products, base_products, coordinates);
+        }
     }
 
     fn step_one(&mut self, step: &Step, gradient: &Gradient) {
@@ -251,14 +255,14 @@ impl Factored {
     fn step_batch(&mut self, step: &Step, batch: &[Gradient]) {
         let dim = batch[0].query.len();
         for (m, factor) in self.models.iter_mut().enumerate() {
-            let mut eigen = Eigen::default();
+            let mut eigen = Eigen { vectors: vec![0.0; dim * factor.gamma.len()], ..Eigen::default() };
             factor.vectors(&self.recent, dim, &mut eigen.vectors);
             eigen.gamma = std::mem::take(&mut factor.gamma);
             eigen.lambda = std::mem::take(&mut factor.lambda);
             explicit_step(&mut eigen, step, m, batch);
             let Factor { compactions, growth, .. } = *factor;
-            let Eigen { gamma, lambda, vectors: base } = eigen;
-            *factor = Factor { gamma, lambda, base, compactions, growth, ..Factor::default() };
+            let Eigen { gamma, lambda, vectors } = eigen;
+            *factor = Factor { gamma, lambda, base: Aligned::from(&vectors[..]), compactions, growth, ..Factor::default() };
             factor.settle(dim, 0, &mut self.work.spare);
         }
         self.recent.clear();
@@ -329,9 +333,7 @@ impl Factor {
         self.parts(&work.coordinates, &mut work.parts);
         let residual = 1.0 - dot(&work.coordinates, &work.coordinates);
         let size = 1.0 + dot(&work.parts.base, &work.parts.base) + dot(&work.parts.recent, &work.parts.recent);
-        let growth = self.growth.max(1.0) * (1.0 / residual - 1.0).sqrt().max(1.0);
-        if residual >= RESIDUAL_MIN && size <= COEFFICIENTS_MAX * residual && growth <= GROWTH_MAX {
-            self.growth = growth;
+        if residual >= RESIDUAL_MIN && size <= COEFFICIENTS_MAX * residual {
             return Outside::Recent { rho: residual.sqrt() };
         }
         self.own_direction(ball, recent, query, work)
@@ -361,7 +363,8 @@ impl Factor {
             return Outside::Nothing;
         }
         axpy(rho, &work.correction, &mut work.coordinates);
-        self.base.extend(work.direction.iter().map(|x| x / norm));
+        work.direction.iter_mut().for_each(|x| *x /= norm);
+        self.base.extend_from_slice(&work.direction);
         Outside::Own { rho }
     }
 
@@ -386,7 +389,7 @@ impl Factor {
             new_row.iter_mut().for_each(|x| *x = -*x);
         }
         for rows in [&mut self.base_rows, &mut self.recent_rows] {
-            work.rows.clear();
+            // Not cleared before: all of it is overwritten.
             work.rows.resize(rows.len() / rank.max(1) * kept, 0.0);
             let values = Strided { values: rows, row: 1, column: rank };
             kernel::multiply(kept, (rotation, stride), rank, values, false, &mut work.rows);
@@ -402,26 +405,36 @@ impl Factor {
     }
 
     /// V multiplied out.
-    fn vectors(&self, recent: &[f64], dim: usize, vectors: &mut Vec<f64>) {
+    fn vectors(&self, recent: &[f64], dim: usize, vectors: &mut [f64]) {
         let rank = self.gamma.len();
-        vectors.clear();
-        vectors.resize(dim * rank, 0.0);
         product(dim, &self.base, &self.base_rows, rank, false, vectors);
         product(dim, recent, &self.recent_rows, rank, true, vectors);
     }
 
     /// U <- V; the rows for S stay, as zeros, since other models may still use it.
     fn compact(&mut self, recent: &[f64], dim: usize, spare: &mut Spare) {
+        self.growth = (self.growth.max(1.0) * self.amplification()).min(GROWTH_MAX);
+        spare.vectors.set_len(dim * self.gamma.len());
         self.vectors(recent, dim, &mut spare.vectors);
         std::mem::swap(&mut self.base, &mut spare.vectors);
         self.settle(dim, recent.len() / dim, spare);
+    }
+
+    /// The largest norm of a column of C: by how much errors of U are larger in V.
+    fn amplification(&self) -> f64 {
+        let rank = self.gamma.len();
+        let mut squares = vec![0.0; rank];
+        for row in self.base_rows.chunks_exact(rank.max(1)).chain(self.recent_rows.chunks_exact(rank.max(1))) {
+            squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * x);
+        }
+        squares.iter().fold(1.0_f64, |m, x| m.max(*x)).sqrt()
     }
 
     /// Makes C the identity, after U became V.
     fn settle(&mut self, dim: usize, recent: usize, spare: &mut Spare) {
         let rank = self.gamma.len();
         self.compactions = self.compactions.wrapping_add(1);
-        if rank > 0 && (self.compactions.is_multiple_of(POLISH_EVERY) || self.growth > 1.0) {
+        if rank > 0 && (self.compactions.is_multiple_of(POLISH_EVERY) || self.growth > GROWTH_KEPT) {
             self.growth = 1.0;
             polish(dim, &mut self.base, spare);
         }

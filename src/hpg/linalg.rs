@@ -5,6 +5,7 @@
 
 use faer::{MatRef, Side};
 
+use super::aligned::Aligned;
 use super::kernel::{self, Strided};
 
 /// x . y
@@ -30,7 +31,7 @@ pub fn axpy(a: f64, x: &[f64], y: &mut [f64]) {
 
 /// out = A' x for the columns of A (each of `x`'s length)
 pub fn columns_dot(a: &[f64], x: &[f64], out: &mut Vec<f64>) {
-    out.clear();
+    // Not cleared before: all of it is overwritten.
     out.resize(a.len() / x.len().max(1), 0.0);
     kernel::products(a, x, out);
 }
@@ -119,7 +120,7 @@ pub fn nuclear_norm(n: usize, a: &[f64]) -> f64 {
 }
 
 /// Orthonormalises nearly orthonormal columns V (d x r) by one Newton step, V <- V (I - E / 2) with E = V'V - I.
-pub fn polish(d: usize, v: &mut Vec<f64>, spare: &mut Spare) {
+pub fn polish(d: usize, v: &mut Aligned, spare: &mut Spare) {
     let r = v.len() / d;
     let Spare { vectors, square } = spare;
     square.clear();
@@ -135,8 +136,7 @@ pub fn polish(d: usize, v: &mut Vec<f64>, spare: &mut Spare) {
             square[j * r + i] = square[i * r + j];
         }
     }
-    vectors.clear();
-    vectors.resize(v.len(), 0.0);
+    vectors.set_len(v.len());
     product(d, v, square, r, false, vectors);
     std::mem::swap(v, vectors);
 }
@@ -145,7 +145,7 @@ pub fn polish(d: usize, v: &mut Vec<f64>, spare: &mut Spare) {
 #[derive(Debug, Clone, Default)]
 pub struct Spare {
     /// d x r
-    pub vectors: Vec<f64>,
+    pub vectors: Aligned,
     square: Vec<f64>,
 }
 

@@ -15,6 +15,7 @@
 //! below it [`secular`]), projection ([`projection`]). After the projection gamma = arcsinh(lambda / beta) exactly, so
 //! the state is (U, gamma) and the paper's moves to the mirror space and back cost nothing.
 
+pub mod aligned;
 pub mod coin;
 pub mod directions;
 pub mod drift;

@@ -141,17 +141,41 @@ impl WithSimd for Find<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let n = self.places.count;
-        for block in 0..n.div_ceil(S::F64_LANES) {
-            let mut search = Search::start(simd, self.places, block, self.total);
-            search.run(simd, self.places);
-            let Lanes { origin, side, offset } = search.lanes;
-            let Places { origin: origins, side: sides, offset: offsets, .. } = &mut *self.places;
-            for (to, value) in [(origins, origin), (sides, side), (offsets, offset)] {
-                S::as_mut_simd_f64s(to).0[block] = value;
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        // Several vectors of roots at once: one alone would wait for its own last division most of the time.
+        let mut block = 0;
+        while block < self.places.count.div_ceil(S::F64_LANES) {
+            block += match self.places.count.div_ceil(S::F64_LANES) - block {
+                1 => self.search::<S, 1>(simd, block),
+                2 => self.search::<S, 2>(simd, block),
+                _ => self.search::<S, 3>(simd, block),
+            };
+        }
+    }
+}
+
+impl Find<'_> {
+    /// Finds the roots of B vectors, and returns B.
+    #[inline(always)]
+    fn search<S: Simd, const B: usize>(&mut self, simd: S, block: usize) -> usize {
+        let mut searches: [Search<S>; B] =
+            std::array::from_fn(|b| Search::start(simd, self.places, block + b, self.total));
+        for evaluation in 0..EVALUATIONS_MAX {
+            let mut done = true;
+            for search in &mut searches {
+                done &= search.advance(simd, self.places, evaluation);
+            }
+            if done {
+                break;
             }
         }
+        let Places { origin, side, offset, .. } = &mut *self.places;
+        for (b, Search { lanes, .. }) in searches.into_iter().enumerate() {
+            for (to, value) in [(&mut *origin, lanes.origin), (side, lanes.side), (offset, lanes.offset)] {
+                S::as_mut_simd_f64s(to).0[block + b] = value;
+            }
+        }
+        B
     }
 }
 
@@ -198,28 +222,24 @@ impl<S: Simd> Search<S> {
         Self { lanes: Lanes { origin, side, offset }, span, low, high: half }
     }
 
+    /// Evaluates, and moves to better guesses; true once there are none.
     #[inline(always)]
-    fn run(&mut self, simd: S, places: &Places) {
+    fn advance(&mut self, simd: S, places: &Places, evaluation: usize) -> bool {
+        let sums = Sums::at(simd, places, self.lanes);
+        let (value, offset) = (sums.value(simd, self.lanes.side), self.lanes.offset);
+        let negative = simd.less_than_f64s(value, simd.splat_f64s(0.0));
+        self.low = simd.select_f64s(negative, offset, self.low);
+        self.high = simd.select_f64s(negative, self.high, offset);
         let tolerance = simd.splat_f64s(EPS * (places.count + 8) as f64);
-        for evaluation in 0..EVALUATIONS_MAX {
-            let sums = Sums::at(simd, places, self.lanes);
-            let (value, offset) = (sums.value(simd, self.lanes.side), self.lanes.offset);
-            let negative = simd.less_than_f64s(value, simd.splat_f64s(0.0));
-            self.low = simd.select_f64s(negative, offset, self.low);
-            self.high = simd.select_f64s(negative, self.high, offset);
-            let small = simd.mul_f64s(tolerance, sums.magnitude(simd));
-            let is_root = simd.less_than_or_equal_f64s(simd.abs_f64s(value), small);
-            let width = simd.sub_f64s(self.high, self.low);
-            let is_narrow =
-                simd.less_than_or_equal_f64s(width, simd.mul_f64s(simd.splat_f64s(2.0 * EPS), self.low));
-            let done = simd.or_m64s(is_root, is_narrow);
-            if all(simd, done) {
-                return;
-            }
-            let next = simd.add_f64s(offset, sums.step(simd, value, offset, self.span));
-            let next = self.bracketed(simd, next, done, evaluation < STEPS_MAX);
-            self.lanes.offset = simd.select_f64s(done, offset, next);
-        }
+        let small = simd.mul_f64s(tolerance, sums.magnitude(simd));
+        let is_root = simd.less_than_or_equal_f64s(simd.abs_f64s(value), small);
+        let width = simd.sub_f64s(self.high, self.low);
+        let narrow = simd.mul_f64s(simd.splat_f64s(2.0 * EPS), self.low);
+        let done = simd.or_m64s(is_root, simd.less_than_or_equal_f64s(width, narrow));
+        let next = simd.add_f64s(offset, sums.step(simd, value, offset, self.span));
+        let next = self.bracketed(simd, next, done, evaluation < STEPS_MAX);
+        self.lanes.offset = simd.select_f64s(done, offset, next);
+        all(simd, done)
     }
 
     /// A guess, where it is between the ends; else the bracket halved, by magnitude where its ends differ widely in it.
@@ -254,14 +274,14 @@ impl<S: Simd> Sums<S> {
         let groups = places.poles.as_chunks::<4>().0.iter().zip(places.squares.as_chunks::<4>().0);
         for (poles, squares) in groups.take(places.count.div_ceil(4)) {
             let inverses = lanes.inverses(simd, poles);
-            for (inverse, &square) in inverses.into_iter().zip(squares) {
-                let term = simd.mul_f64s(simd.splat_f64s(square), inverse);
-                let (left, right) = (simd.min_f64s(term, zero), simd.max_f64s(term, zero));
-                sums.left = simd.add_f64s(sums.left, left);
-                sums.right = simd.add_f64s(sums.right, right);
-                sums.left_slope = simd.mul_add_e_f64s(left, inverse, sums.left_slope);
-                sums.right_slope = simd.mul_add_e_f64s(right, inverse, sums.right_slope);
-            }
+            let term = |l: usize| simd.mul_f64s(simd.splat_f64s(squares[l]), inverses[l]);
+            let terms: [S::f64s; 4] = std::array::from_fn(term);
+            let left = terms.map(|term| simd.min_f64s(term, zero));
+            let right = terms.map(|term| simd.max_f64s(term, zero));
+            sums.left = simd.add_f64s(sums.left, sum(simd, left));
+            sums.right = simd.add_f64s(sums.right, sum(simd, right));
+            sums.left_slope = simd.add_f64s(sums.left_slope, sum_of_products(simd, left, inverses));
+            sums.right_slope = simd.add_f64s(sums.right_slope, sum_of_products(simd, right, inverses));
         }
         sums
     }
@@ -304,6 +324,18 @@ fn quadratic<S: Simd>(simd: S, c: S::f64s, b: S::f64s, p: S::f64s) -> S::f64s {
     let above = simd.select_f64s(positive, simd.mul_f64s(two, p), simd.sub_f64s(b, root));
     let below = simd.select_f64s(positive, simd.add_f64s(b, root), simd.mul_f64s(two, c));
     simd.div_f64s(above, below)
+}
+
+#[inline(always)]
+fn sum<S: Simd>(simd: S, [a, b, c, d]: [S::f64s; 4]) -> S::f64s {
+    simd.add_f64s(simd.add_f64s(a, b), simd.add_f64s(c, d))
+}
+
+#[inline(always)]
+fn sum_of_products<S: Simd>(simd: S, x: [S::f64s; 4], y: [S::f64s; 4]) -> S::f64s {
+    let first = simd.mul_add_e_f64s(x[1], y[1], simd.mul_f64s(x[0], y[0]));
+    let second = simd.mul_add_e_f64s(x[3], y[3], simd.mul_f64s(x[2], y[2]));
+    simd.add_f64s(first, second)
 }
 
 #[inline(always)]

@@ -10,6 +10,7 @@
 //! the components z are recomputed from the roots found (Gu and Eisenstat 1994), which makes R orthogonal to
 //! rounding however close the roots are. The roots themselves are found many at a time: see [`roots`](super::roots).
 
+use super::aligned::Aligned;
 use super::roots::{self, Places};
 
 const EPS: f64 = f64::EPSILON;
@@ -72,10 +73,12 @@ impl Secular {
 
     /// The columns of R for the eigenvalues `kept` (ascending), in row-major order: row i belongs to d_i. Returns the
     /// distance from one row to the next.
-    pub fn columns(&mut self, kept: &[usize], rotation: &mut Vec<f64>) -> usize {
+    pub fn columns(&mut self, kept: &[usize], rotation: &mut Aligned) -> usize {
         let stride = kept.len().next_multiple_of(roots::LANES_MAX);
-        rotation.clear();
-        rotation.resize(self.poles.len() * stride, 0.0);
+        rotation.set_len(self.poles.len() * stride);
+        if !self.idle.is_empty() {
+            rotation.fill(0.0);
+        }
         let moved = kept.iter().take_while(|&&j| j < self.active.len()).count();
         self.kept_places.pick(&self.places, &kept[..moved]);
         self.rows.clear();
@@ -166,10 +169,10 @@ mod tests {
         let n = d.len();
         let mut secular = Secular::default();
         secular.solve(d, z, a);
-        let (all, mut rotation): (Vec<usize>, _) = ((0..n).collect(), Vec::new());
+        let (all, mut rotation): (Vec<usize>, _) = ((0..n).collect(), Aligned::default());
         let stride = secular.columns(&all, &mut rotation);
         let r = |i: usize, j: usize| rotation[i * stride + j];
-        assert!(secular.values.iter().chain(&rotation).all(|x| x.is_finite()), "{d:?} {z:?} {a}");
+        assert!(secular.values.iter().chain(&rotation[..]).all(|x| x.is_finite()), "{d:?} {z:?} {a}");
         let norm2: f64 = z.iter().map(|z| z * z).sum();
         let scale = d.iter().fold(a.abs() * norm2, |m, d| m.max(d.abs())).max(f64::MIN_POSITIVE);
         let (mut residual, mut skew) = (0.0_f64, 0.0_f64);
