@@ -413,7 +413,7 @@ impl Factor {
 
     /// U <- V; the rows for S stay, as zeros, since other models may still use it.
     fn compact(&mut self, recent: &[f64], dim: usize, spare: &mut Spare) {
-        self.growth = (self.growth.max(1.0) * self.amplification()).min(GROWTH_MAX);
+        self.growth = (self.growth.max(1.0) * self.amplification(&mut spare.squares)).min(GROWTH_MAX);
         spare.vectors.set_len(dim * self.gamma.len());
         self.vectors(recent, dim, &mut spare.vectors);
         std::mem::swap(&mut self.base, &mut spare.vectors);
@@ -421,9 +421,10 @@ impl Factor {
     }
 
     /// The largest norm of a column of C: by how much errors of U are larger in V.
-    fn amplification(&self) -> f64 {
+    fn amplification(&self, squares: &mut Vec<f64>) -> f64 {
         let rank = self.gamma.len();
-        let mut squares = vec![0.0; rank];
+        squares.clear();
+        squares.resize(rank, 0.0);
         for row in self.base_rows.chunks_exact(rank.max(1)).chain(self.recent_rows.chunks_exact(rank.max(1))) {
             squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * x);
         }

@@ -122,7 +122,7 @@ pub fn nuclear_norm(n: usize, a: &[f64]) -> f64 {
 /// Orthonormalises nearly orthonormal columns V (d x r) by one Newton step, V <- V (I - E / 2) with E = V'V - I.
 pub fn polish(d: usize, v: &mut Aligned, spare: &mut Spare) {
     let r = v.len() / d;
-    let Spare { vectors, square } = spare;
+    let Spare { vectors, square, .. } = spare;
     square.clear();
     square.resize(r * r, 0.0);
     for (i, column) in v.chunks_exact(d).enumerate() {
@@ -146,6 +146,8 @@ pub fn polish(d: usize, v: &mut Aligned, spare: &mut Spare) {
 pub struct Spare {
     /// d x r
     pub vectors: Aligned,
+    /// r
+    pub squares: Vec<f64>,
     square: Vec<f64>,
 }
 

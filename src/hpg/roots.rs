@@ -115,10 +115,10 @@ impl<S: Simd> Lanes<S> {
         Self { origin: load(&places.origin), side: load(&places.side), offset: load(&places.offset) }
     }
 
-    /// side * (d - x), without the cancellation.
+    /// d - x, without the cancellation.
     #[inline(always)]
     fn gap(self, simd: S, pole: S::f64s) -> S::f64s {
-        simd.sub_f64s(simd.mul_f64s(self.side, simd.sub_f64s(pole, self.origin)), self.offset)
+        simd.negate_mul_add_e_f64s(self.side, self.offset, simd.sub_f64s(pole, self.origin))
     }
 
     /// Inverses of four gaps, by one division.
@@ -181,6 +181,8 @@ impl Find<'_> {
 
 /// A search for as many roots as a vector has lanes.
 struct Search<S: Simd> {
+    /// Index of the first.
+    first: usize,
     lanes: Lanes<S>,
     /// From the origin to the other neighbour.
     span: S::f64s,
@@ -200,7 +202,8 @@ impl<S: Simd> Search<S> {
         let span = simd.sub_f64s(right, left);
         let half = simd.mul_f64s(simd.splat_f64s(0.5), span);
         let middle = Lanes { origin: left, side: one, offset: half };
-        let value = Sums::at(simd, places, middle).value(simd, one);
+        let first = block * S::F64_LANES;
+        let value = Sums::at(simd, places, first, middle).value(simd, one);
 
         let is_left = simd.greater_than_or_equal_f64s(value, zero);
         let origin = simd.select_f64s(is_left, left, right);
@@ -219,13 +222,13 @@ impl<S: Simd> Search<S> {
         let above = simd.greater_than_f64s(guess, low);
         let below = simd.less_than_or_equal_f64s(guess, half);
         let offset = simd.select_f64s(simd.and_m64s(above, below), guess, half);
-        Self { lanes: Lanes { origin, side, offset }, span, low, high: half }
+        Self { first, lanes: Lanes { origin, side, offset }, span, low, high: half }
     }
 
     /// Evaluates, and moves to better guesses; true once there are none.
     #[inline(always)]
     fn advance(&mut self, simd: S, places: &Places, evaluation: usize) -> bool {
-        let sums = Sums::at(simd, places, self.lanes);
+        let sums = Sums::at(simd, places, self.first, self.lanes).seen(simd, self.lanes.side);
         let (value, offset) = (sums.value(simd, self.lanes.side), self.lanes.offset);
         let negative = simd.less_than_f64s(value, simd.splat_f64s(0.0));
         self.low = simd.select_f64s(negative, offset, self.low);
@@ -268,22 +271,37 @@ struct Sums<S: Simd> {
 
 impl<S: Simd> Sums<S> {
     #[inline(always)]
-    fn at(simd: S, places: &Places, lanes: Lanes<S>) -> Self {
+    fn at(simd: S, places: &Places, first: usize, lanes: Lanes<S>) -> Self {
         let zero = simd.splat_f64s(0.0);
-        let mut sums = Self { left: zero, right: zero, left_slope: zero, right_slope: zero };
+        let (mut left, mut right) = ([zero; 2], [zero; 2]);
         let groups = places.poles.as_chunks::<4>().0.iter().zip(places.squares.as_chunks::<4>().0);
-        for (poles, squares) in groups.take(places.count.div_ceil(4)) {
+        for (i, (poles, squares)) in groups.take(places.count.div_ceil(4)).enumerate() {
             let inverses = lanes.inverses(simd, poles);
-            let term = |l: usize| simd.mul_f64s(simd.splat_f64s(squares[l]), inverses[l]);
-            let terms: [S::f64s; 4] = std::array::from_fn(term);
-            let left = terms.map(|term| simd.min_f64s(term, zero));
-            let right = terms.map(|term| simd.max_f64s(term, zero));
-            sums.left = simd.add_f64s(sums.left, sum(simd, left));
-            sums.right = simd.add_f64s(sums.right, sum(simd, right));
-            sums.left_slope = simd.add_f64s(sums.left_slope, sum_of_products(simd, left, inverses));
-            sums.right_slope = simd.add_f64s(sums.right_slope, sum_of_products(simd, right, inverses));
+            let terms: [S::f64s; 4] =
+                std::array::from_fn(|l| simd.mul_f64s(simd.splat_f64s(squares[l]), inverses[l]));
+            // Poles and roots are in order: most groups of poles are on one side of all roots of the vector.
+            if 4 * i + 3 <= first {
+                add(simd, &mut left, terms, inverses);
+            } else if 4 * i >= first + S::F64_LANES {
+                add(simd, &mut right, terms, inverses);
+            } else {
+                add(simd, &mut left, terms.map(|term| simd.min_f64s(term, zero)), inverses);
+                add(simd, &mut right, terms.map(|term| simd.max_f64s(term, zero)), inverses);
+            }
         }
-        sums
+        Self { left: left[0], right: right[0], left_slope: left[1], right_slope: right[1] }
+    }
+
+    /// The same as seen from the origin.
+    #[inline(always)]
+    fn seen(self, simd: S, side: S::f64s) -> Self {
+        let is_left = simd.greater_than_f64s(side, simd.splat_f64s(0.0));
+        Self {
+            left: simd.select_f64s(is_left, self.left, simd.neg_f64s(self.right)),
+            right: simd.select_f64s(is_left, self.right, simd.neg_f64s(self.left)),
+            left_slope: simd.select_f64s(is_left, self.left_slope, self.right_slope),
+            right_slope: simd.select_f64s(is_left, self.right_slope, self.left_slope),
+        }
     }
 
     /// side * f
@@ -326,16 +344,14 @@ fn quadratic<S: Simd>(simd: S, c: S::f64s, b: S::f64s, p: S::f64s) -> S::f64s {
     simd.div_f64s(above, below)
 }
 
+/// Adds four terms to a sum, and their slopes to its slope.
 #[inline(always)]
-fn sum<S: Simd>(simd: S, [a, b, c, d]: [S::f64s; 4]) -> S::f64s {
-    simd.add_f64s(simd.add_f64s(a, b), simd.add_f64s(c, d))
-}
-
-#[inline(always)]
-fn sum_of_products<S: Simd>(simd: S, x: [S::f64s; 4], y: [S::f64s; 4]) -> S::f64s {
-    let first = simd.mul_add_e_f64s(x[1], y[1], simd.mul_f64s(x[0], y[0]));
-    let second = simd.mul_add_e_f64s(x[3], y[3], simd.mul_f64s(x[2], y[2]));
-    simd.add_f64s(first, second)
+fn add<S: Simd>(simd: S, [sum, slope]: &mut [S::f64s; 2], terms: [S::f64s; 4], inverses: [S::f64s; 4]) {
+    let [a, b, c, d] = terms;
+    *sum = simd.add_f64s(*sum, simd.add_f64s(simd.add_f64s(a, b), simd.add_f64s(c, d)));
+    let first = simd.mul_add_e_f64s(b, inverses[1], simd.mul_f64s(a, inverses[0]));
+    let second = simd.mul_add_e_f64s(d, inverses[3], simd.mul_f64s(c, inverses[2]));
+    *slope = simd.add_f64s(*slope, simd.add_f64s(first, second));
 }
 
 #[inline(always)]

@@ -72,6 +72,14 @@ impl Spectra {
         }
     }
 
+    /// The same, of the query that the next step is of.
+    pub fn look(&mut self, ball: &Ball, query: &[f64], scores: &mut [f64]) {
+        match self {
+            Self::Factored(factored) => factored.look(query, scores),
+            _ => self.scores(ball, query, scores),
+        }
+    }
+
     /// The eigenvalues of one model, and the query's coordinates in its eigenvectors.
     pub fn coordinates(&self, ball: &Ball, model: usize, query: &[f64], out: &mut Vec<f64>) -> &[f64] {
         let eigens = match self {
