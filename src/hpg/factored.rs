@@ -262,7 +262,8 @@ impl Factored {
             explicit_step(&mut eigen, step, m, batch);
             let Factor { compactions, growth, .. } = *factor;
             let Eigen { gamma, lambda, vectors } = eigen;
-            *factor = Factor { gamma, lambda, base: Aligned::from(&vectors[..]), compactions, growth, ..Factor::default() };
+            *factor =
+                Factor { gamma, lambda, base: Aligned::from(&vectors[..]), compactions, growth, ..Factor::default() };
             factor.settle(dim, 0, &mut self.work.spare);
         }
         self.recent.clear();

@@ -193,7 +193,8 @@ impl Multiply<'_> {
                 sums[c] = load(simd, &self.out[(j + c) * self.d + at..][..rows], whole);
             }
         }
-        let b: [&[f64]; C] = std::array::from_fn(|c| &self.b.values[((j + c) * self.b.column).min(self.b.values.len())..]);
+        let b: [&[f64]; C] =
+            std::array::from_fn(|c| &self.b.values[((j + c) * self.b.column).min(self.b.values.len())..]);
         for i in 0..self.n {
             let a: [S::f64s; R] = load(simd, &self.a[i * self.a_column + at..][..rows], whole);
             for c in 0..C {

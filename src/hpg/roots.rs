@@ -20,6 +20,10 @@ pub const LANES_MAX: usize = 8;
 const STEPS_MAX: usize = 40;
 const EVALUATIONS_MAX: usize = 160;
 
+/// A step this small, in units of the offset, is the last: convergence is quadratic, and the offset is the smaller of the
+/// distances to both neighbours.
+const CLOSE: f64 = 1e-8;
+
 /// Where roots are; padded to whole vectors.
 #[derive(Debug, Clone, Default)]
 pub struct Places {
@@ -44,11 +48,9 @@ impl Places {
     pub fn pick(&mut self, other: &Self, kept: &[usize]) {
         self.count = kept.len();
         let padded = kept.len().next_multiple_of(LANES_MAX);
-        for (to, from) in [
-            (&mut self.origin, &other.origin),
-            (&mut self.side, &other.side),
-            (&mut self.offset, &other.offset),
-        ] {
+        for (to, from) in
+            [(&mut self.origin, &other.origin), (&mut self.side, &other.side), (&mut self.offset, &other.offset)]
+        {
             to.clear();
             to.extend(kept.iter().map(|&j| from[j]));
             let last = to.last().copied().unwrap_or(0.0);
@@ -242,7 +244,9 @@ impl<S: Simd> Search<S> {
         let next = simd.add_f64s(offset, sums.step(simd, value, offset, self.span));
         let next = self.bracketed(simd, next, done, evaluation < STEPS_MAX);
         self.lanes.offset = simd.select_f64s(done, offset, next);
-        all(simd, done)
+        let step = simd.abs_f64s(simd.sub_f64s(next, offset));
+        let is_close = simd.less_than_or_equal_f64s(step, simd.mul_f64s(simd.splat_f64s(CLOSE), offset));
+        all(simd, simd.or_m64s(done, is_close))
     }
 
     /// A guess, where it is between the ends; else the bracket halved, by magnitude where its ends differ widely in it.
@@ -277,8 +281,7 @@ impl<S: Simd> Sums<S> {
         let groups = places.poles.as_chunks::<4>().0.iter().zip(places.squares.as_chunks::<4>().0);
         for (i, (poles, squares)) in groups.take(places.count.div_ceil(4)).enumerate() {
             let inverses = lanes.inverses(simd, poles);
-            let terms: [S::f64s; 4] =
-                std::array::from_fn(|l| simd.mul_f64s(simd.splat_f64s(squares[l]), inverses[l]));
+            let terms: [S::f64s; 4] = std::array::from_fn(|l| simd.mul_f64s(simd.splat_f64s(squares[l]), inverses[l]));
             // Poles and roots are in order: most groups of poles are on one side of all roots of the vector.
             if 4 * i + 3 <= first {
                 add(simd, &mut left, terms, inverses);
