@@ -22,19 +22,19 @@ use super::secular::Secular;
 use super::spectra::{Eigen, Gradient, IN_SPAN, Step, UNIT_MAX, explicit_step, pick};
 
 /// How many recent queries are kept before the factors are multiplied out.
-const RECENT_MAX: usize = 16;
+const RECENT_MAX: usize = 24;
 
 /// How many directions of its own a model adds to U before it is multiplied out.
-const OWN_MAX: usize = 8;
+const OWN_MAX: usize = 16;
 
 /// Below this share of the query outside of V, squared, its direction is made explicitly.
-const RESIDUAL_MIN: f64 = 0.01;
+const RESIDUAL_MIN: f64 = 1e-3;
 
 /// The largest norm, squared, of the new direction's coefficients: beyond it [U | S] is too nearly dependent.
 ///
 /// That bounds how errors grow until V is multiplied out, too: whatever a direction takes from the columns that V had at
 /// any time before shows in its coefficients, but for a factor of the norm of [U | S], since later queries have rows of their own.
-const COEFFICIENTS_MAX: f64 = 400.0;
+const COEFFICIENTS_MAX: f64 = 1e4;
 
 /// The most by which errors of orthonormality may have grown since it was restored.
 const GROWTH_MAX: f64 = 1e3;
