@@ -14,31 +14,36 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::linalg::{axpy, columns_add, columns_dot, dot, polish, product};
+use super::aligned::Aligned;
+use super::kernel::{self, Strided};
+use super::linalg::{Spare, axpy, columns_add, columns_dot, dot, polish, product};
 use super::projection::Ball;
 use super::secular::Secular;
 use super::spectra::{Eigen, Gradient, IN_SPAN, Step, UNIT_MAX, explicit_step, pick};
 
 /// How many recent queries are kept before the factors are multiplied out.
-const RECENT_MAX: usize = 16;
+const RECENT_MAX: usize = 24;
 
 /// How many directions of its own a model adds to U before it is multiplied out.
-const OWN_MAX: usize = 8;
+const OWN_MAX: usize = 16;
 
 /// Below this share of the query outside of V, squared, its direction is made explicitly.
-const RESIDUAL_MIN: f64 = 0.01;
+const RESIDUAL_MIN: f64 = 1e-3;
 
 /// The largest norm, squared, of the new direction's coefficients: beyond it [U | S] is too nearly dependent.
-const COEFFICIENTS_MAX: f64 = 400.0;
-
-/// The most by which errors of orthonormality may have grown through new directions before the next is made explicitly.
 ///
-/// A direction (q - V p) / rho has the error of V, times |p| / rho. Where the ball drops a direction at every step and
-/// the next query brings it back, those factors multiply.
+/// That bounds how errors grow until V is multiplied out, too: whatever a direction takes from the columns that V had at
+/// any time before shows in its coefficients, but for a factor of the norm of [U | S], since later queries have rows of their own.
+const COEFFICIENTS_MAX: f64 = 1e4;
+
+/// The most by which errors of orthonormality may have grown since it was restored.
 const GROWTH_MAX: f64 = 1e3;
 
-/// Orthonormality is restored once in so many multiplications, long before rounding errors have added up, and at every
-/// one before which errors have grown.
+/// How far they may have grown when V has been multiplied out, so that they stay below the most until the next time.
+const GROWTH_KEPT: f64 = 30.0;
+
+/// Orthonormality is restored once in so many multiplications, long before rounding errors have added up, and at any
+/// before which they have grown.
 const POLISH_EVERY: u32 = 32;
 
 /// The most that an entry of C can be: new directions are bounded by [`COEFFICIENTS_MAX`], and growth by [`GROWTH_MAX`].
@@ -48,7 +53,7 @@ const ROWS_MAX: f64 = 1e9;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Factored {
     /// S, one query after the other.
-    recent: Vec<f64>,
+    recent: Aligned,
     models: Vec<Factor>,
     #[serde(skip)]
     work: Box<Work>,
@@ -59,7 +64,7 @@ struct Factor {
     gamma: Vec<f64>,
     lambda: Vec<f64>,
     /// U, column by column: the eigenvectors at the last multiplication, then the model's own directions.
-    base: Vec<f64>,
+    base: Aligned,
     /// C's rows for U and for S, row by row.
     base_rows: Vec<f64>,
     recent_rows: Vec<f64>,
@@ -72,8 +77,12 @@ struct Factor {
 /// Memory that a step needs and no state: one for all models.
 #[derive(Debug, Clone, Default)]
 struct Work {
+    /// The query that was looked at, if nothing has changed since.
+    query: Aligned,
     /// S'q
     recent_products: Vec<f64>,
+    /// V'q of each model.
+    looks: Vec<Vec<f64>>,
     /// p = V'q
     coordinates: Vec<f64>,
     /// C p, then the span's part of a direction.
@@ -87,9 +96,9 @@ struct Work {
     components: Vec<f64>,
     secular: Secular,
     kept: Vec<usize>,
-    rotation: Vec<f64>,
-    new_row: Vec<f64>,
-    spare: Vec<f64>,
+    rotation: Aligned,
+    rows: Vec<f64>,
+    spare: Spare,
 }
 
 /// Coefficients of a vector over the columns of U and of S.
@@ -113,7 +122,7 @@ enum Outside {
 impl Factored {
     /// All zero.
     pub fn new(models: usize) -> Self {
-        Self { recent: Vec::new(), models: vec![Factor::default(); models], work: Box::default() }
+        Self { recent: Aligned::default(), models: vec![Factor::default(); models], work: Box::default() }
     }
 
     /// q'W_m q of all models.
@@ -122,7 +131,15 @@ impl Factored {
         columns_dot(&self.recent, query, &mut recent_products);
         for (score, factor) in scores.iter_mut().zip(&self.models) {
             factor.coordinates(query, &recent_products, &mut base_products, &mut coordinates);
-            *score = factor.lambda.iter().zip(&coordinates).map(|(lambda, p)| lambda * p * p).sum();
+            *score = factor.score(&coordinates);
+        }
+    }
+
+    /// The same, of the query that the next step is of: what scores are made of is kept for it.
+    pub fn look(&mut self, query: &[f64], scores: &mut [f64]) {
+        self.prepare(query);
+        for ((score, factor), coordinates) in scores.iter_mut().zip(&self.models).zip(&self.work.looks) {
+            *score = factor.score(coordinates);
         }
     }
 
@@ -142,28 +159,31 @@ impl Factored {
             [gradient] => self.step_one(step, gradient),
             _ => self.step_batch(step, batch),
         }
+        self.work.query.clear();
     }
 
     /// Each model's eigendecomposition, multiplied out.
     pub fn eigens(&self, dim: usize) -> Vec<Eigen> {
-        let eigen = |factor: &Factor| Eigen {
-            gamma: factor.gamma.clone(),
-            lambda: factor.lambda.clone(),
-            vectors: factor.vectors(&self.recent, dim),
+        let eigen = |factor: &Factor| {
+            let mut vectors = vec![0.0; dim * factor.gamma.len()];
+            factor.vectors(&self.recent, dim, &mut vectors);
+            Eigen { gamma: factor.gamma.clone(), lambda: factor.lambda.clone(), vectors }
         };
         self.models.iter().map(eigen).collect()
     }
 
     /// Sets the parameters of one model.
     pub fn set(&mut self, model: usize, eigen: Eigen, dim: usize) {
-        let Eigen { gamma, lambda, vectors: base } = eigen;
+        self.work.query.clear();
+        let Eigen { gamma, lambda, vectors } = eigen;
         let factor = &mut self.models[model];
-        *factor = Factor { gamma, lambda, base, growth: GROWTH_MAX, ..Factor::default() };
+        *factor = Factor { gamma, lambda, base: Aligned::from(&vectors[..]), growth: GROWTH_MAX, ..Factor::default() };
         factor.settle(dim, self.recent.len() / dim, &mut self.work.spare);
     }
 
     /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
     pub fn remap(&mut self, places: &[Option<usize>]) {
+        self.work.query.clear();
         pick(&mut self.models, places, Factor::default);
     }
 
@@ -195,14 +215,30 @@ impl Factored {
             })
     }
 
-    fn step_one(&mut self, step: &Step, gradient: &Gradient) {
-        let query = gradient.query;
+    /// The query's coordinates in all models, unless they are known.
+    fn prepare(&mut self, query: &[f64]) {
+        if self.work.query[..] == *query {
+            return;
+        }
         if self.recent.len() == RECENT_MAX * query.len() {
             self.compact(query.len());
         }
-        columns_dot(&self.recent, query, &mut self.work.recent_products);
+        let Work { query: looked_at, recent_products, looks, base_products, .. } = &mut *self.work;
+        looked_at.clear();
+        looked_at.extend_from_slice(query);
+        columns_dot(&self.recent, looked_at, recent_products);
+        looks.resize_with(self.models.len(), Vec::new);
+        for (factor, coordinates) in self.models.iter().zip(looks) {
+            factor.coordinates(looked_at, recent_products, base_products, coordinates);
+        }
+    }
+
+    fn step_one(&mut self, step: &Step, gradient: &Gradient) {
+        let query = gradient.query;
+        self.prepare(query);
         let mut keep_query = false;
-        for (factor, &c) in self.models.iter_mut().zip(gradient.coefficients) {
+        for (m, (factor, &c)) in self.models.iter_mut().zip(gradient.coefficients).enumerate() {
+            std::mem::swap(&mut self.work.coordinates, &mut self.work.looks[m]);
             let outside = factor.step(step, &self.recent, query, step.rate * c, &mut self.work);
             keep_query |= matches!(outside, Outside::Recent { .. });
         }
@@ -219,15 +255,15 @@ impl Factored {
     fn step_batch(&mut self, step: &Step, batch: &[Gradient]) {
         let dim = batch[0].query.len();
         for (m, factor) in self.models.iter_mut().enumerate() {
-            let mut eigen = Eigen {
-                vectors: factor.vectors(&self.recent, dim),
-                gamma: std::mem::take(&mut factor.gamma),
-                lambda: std::mem::take(&mut factor.lambda),
-            };
+            let mut eigen = Eigen { vectors: vec![0.0; dim * factor.gamma.len()], ..Eigen::default() };
+            factor.vectors(&self.recent, dim, &mut eigen.vectors);
+            eigen.gamma = std::mem::take(&mut factor.gamma);
+            eigen.lambda = std::mem::take(&mut factor.lambda);
             explicit_step(&mut eigen, step, m, batch);
             let Factor { compactions, growth, .. } = *factor;
-            let Eigen { gamma, lambda, vectors: base } = eigen;
-            *factor = Factor { gamma, lambda, base, compactions, growth, ..Factor::default() };
+            let Eigen { gamma, lambda, vectors } = eigen;
+            *factor =
+                Factor { gamma, lambda, base: Aligned::from(&vectors[..]), compactions, growth, ..Factor::default() };
             factor.settle(dim, 0, &mut self.work.spare);
         }
         self.recent.clear();
@@ -243,6 +279,10 @@ impl Factored {
 }
 
 impl Factor {
+    fn score(&self, coordinates: &[f64]) -> f64 {
+        self.lambda.iter().zip(coordinates).map(|(lambda, p)| lambda * p * p).sum()
+    }
+
     /// out = V'x, given S'x
     fn coordinates(&self, x: &[f64], recent_products: &[f64], base_products: &mut Vec<f64>, out: &mut Vec<f64>) {
         columns_dot(&self.base, x, base_products);
@@ -256,10 +296,8 @@ impl Factor {
 
     /// C p: the coefficients of V p over U and S
     fn parts(&self, coordinates: &[f64], parts: &mut Parts) {
-        for (rows, part) in [(&self.base_rows, &mut parts.base), (&self.recent_rows, &mut parts.recent)] {
-            part.clear();
-            part.extend(rows.chunks_exact(coordinates.len().max(1)).map(|row| dot(row, coordinates)));
-        }
+        columns_dot(&self.base_rows, coordinates, &mut parts.base);
+        columns_dot(&self.recent_rows, coordinates, &mut parts.recent);
     }
 
     fn step(&mut self, step: &Step, recent: &[f64], query: &[f64], a: f64, work: &mut Work) -> Outside {
@@ -269,7 +307,6 @@ impl Factor {
         if self.gamma.is_empty() {
             self.base.clear();
         }
-        self.coordinates(query, &work.recent_products, &mut work.base_products, &mut work.coordinates);
         let outside = self.outside(step.ball, recent, query, work);
         work.components.clear();
         work.components.extend_from_slice(&work.coordinates);
@@ -297,9 +334,7 @@ impl Factor {
         self.parts(&work.coordinates, &mut work.parts);
         let residual = 1.0 - dot(&work.coordinates, &work.coordinates);
         let size = 1.0 + dot(&work.parts.base, &work.parts.base) + dot(&work.parts.recent, &work.parts.recent);
-        let growth = self.growth.max(1.0) * (1.0 / residual - 1.0).sqrt().max(1.0);
-        if residual >= RESIDUAL_MIN && size <= COEFFICIENTS_MAX * residual && growth <= GROWTH_MAX {
-            self.growth = growth;
+        if residual >= RESIDUAL_MIN && size <= COEFFICIENTS_MAX * residual {
             return Outside::Recent { rho: residual.sqrt() };
         }
         self.own_direction(ball, recent, query, work)
@@ -329,7 +364,8 @@ impl Factor {
             return Outside::Nothing;
         }
         axpy(rho, &work.correction, &mut work.coordinates);
-        self.base.extend(work.direction.iter().map(|x| x / norm));
+        work.direction.iter_mut().for_each(|x| *x /= norm);
+        self.base.extend_from_slice(&work.direction);
         Outside::Own { rho }
     }
 
@@ -343,63 +379,64 @@ impl Factor {
 
     /// C <- C R for the kept columns of R, with the new direction's row.
     fn rotate(&mut self, outside: Outside, recent: usize, work: &mut Work) {
-        let (rank, n, kept) = (self.gamma.len(), work.poles.len(), work.kept.len());
-        let vectors = &work.secular.vectors;
-        work.rotation.clear();
-        work.rotation.extend((0..rank).flat_map(|i| work.kept.iter().map(move |&j| vectors[i * n + j])));
-        work.new_row.clear();
-        if n > rank {
-            work.new_row.extend(work.kept.iter().map(|&j| vectors[rank * n + j]));
-        }
+        let (rank, kept) = (self.gamma.len(), work.kept.len());
+        let stride = work.secular.columns(&work.kept, &mut work.rotation);
+        let (rotation, new_row) = work.rotation.split_at_mut(rank * stride);
         if let Outside::Recent { rho } = outside {
             // The new direction is (q - V p) / rho: its part in V folds into the rotation.
-            work.new_row.iter_mut().for_each(|x| *x /= rho);
-            for (row, &p) in work.rotation.chunks_exact_mut(kept.max(1)).zip(&work.coordinates) {
-                axpy(-p, &work.new_row, row);
-            }
+            new_row.iter_mut().for_each(|x| *x /= -rho);
+            let p = Strided { values: &work.coordinates, row: rank, column: 1 };
+            kernel::multiply(stride, (new_row, stride), 1, p, true, rotation);
+            new_row.iter_mut().for_each(|x| *x = -*x);
         }
         for rows in [&mut self.base_rows, &mut self.recent_rows] {
-            work.spare.clear();
-            for row in rows.chunks_exact(rank.max(1)) {
-                let start = work.spare.len();
-                work.spare.resize(start + kept, 0.0);
-                for (&c, rotated) in row.iter().zip(work.rotation.chunks_exact(kept.max(1))) {
-                    axpy(c, rotated, &mut work.spare[start..]);
-                }
-            }
-            std::mem::swap(rows, &mut work.spare);
+            // Not cleared before: all of it is overwritten.
+            work.rows.resize(rows.len() / rank.max(1) * kept, 0.0);
+            let values = Strided { values: rows, row: 1, column: rank };
+            kernel::multiply(kept, (rotation, stride), rank, values, false, &mut work.rows);
+            std::mem::swap(rows, &mut work.rows);
         }
         // From rank 0 there was nothing to rotate, but S may hold what other models use.
         self.recent_rows.resize(recent * kept, 0.0);
         match outside {
             Outside::Nothing => {}
-            Outside::Recent { .. } => self.recent_rows.extend_from_slice(&work.new_row),
-            Outside::Own { .. } => self.base_rows.extend_from_slice(&work.new_row),
+            Outside::Recent { .. } => self.recent_rows.extend_from_slice(&new_row[..kept]),
+            Outside::Own { .. } => self.base_rows.extend_from_slice(&new_row[..kept]),
         }
     }
 
     /// V multiplied out.
-    fn vectors(&self, recent: &[f64], dim: usize) -> Vec<f64> {
+    fn vectors(&self, recent: &[f64], dim: usize, vectors: &mut [f64]) {
         let rank = self.gamma.len();
-        let mut vectors = vec![0.0; dim * rank];
-        if rank > 0 {
-            product(dim, &self.base, &self.base_rows, rank, 0.0, &mut vectors);
-            product(dim, recent, &self.recent_rows, rank, 1.0, &mut vectors);
-        }
-        vectors
+        product(dim, &self.base, &self.base_rows, rank, false, vectors);
+        product(dim, recent, &self.recent_rows, rank, true, vectors);
     }
 
     /// U <- V; the rows for S stay, as zeros, since other models may still use it.
-    fn compact(&mut self, recent: &[f64], dim: usize, spare: &mut Vec<f64>) {
-        self.base = self.vectors(recent, dim);
+    fn compact(&mut self, recent: &[f64], dim: usize, spare: &mut Spare) {
+        self.growth = (self.growth.max(1.0) * self.amplification(&mut spare.squares)).min(GROWTH_MAX);
+        spare.vectors.set_len(dim * self.gamma.len());
+        self.vectors(recent, dim, &mut spare.vectors);
+        std::mem::swap(&mut self.base, &mut spare.vectors);
         self.settle(dim, recent.len() / dim, spare);
     }
 
+    /// The largest norm of a column of C: by how much errors of U are larger in V.
+    fn amplification(&self, squares: &mut Vec<f64>) -> f64 {
+        let rank = self.gamma.len();
+        squares.clear();
+        squares.resize(rank, 0.0);
+        for row in self.base_rows.chunks_exact(rank.max(1)).chain(self.recent_rows.chunks_exact(rank.max(1))) {
+            squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * x);
+        }
+        squares.iter().fold(1.0_f64, |m, x| m.max(*x)).sqrt()
+    }
+
     /// Makes C the identity, after U became V.
-    fn settle(&mut self, dim: usize, recent: usize, spare: &mut Vec<f64>) {
+    fn settle(&mut self, dim: usize, recent: usize, spare: &mut Spare) {
         let rank = self.gamma.len();
         self.compactions = self.compactions.wrapping_add(1);
-        if rank > 0 && (self.compactions.is_multiple_of(POLISH_EVERY) || self.growth > 1.0) {
+        if rank > 0 && (self.compactions.is_multiple_of(POLISH_EVERY) || self.growth > GROWTH_KEPT) {
             self.growth = 1.0;
             polish(dim, &mut self.base, spare);
         }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::factored::Factored;
-use super::gradient::GradientSpec;
+use super::gradient::{Estimator, GradientSpec};
 use super::projection::Ball;
 use super::schedule::shrink;
 use super::spectra::{Eigen, Exact, Explicit, Gradient, Lazy, Spectra, Step};
@@ -20,6 +20,15 @@ pub struct Hpg {
     models: usize,
     half_life: Option<f64>,
     spectra: Spectra,
+    scratch: Scratch,
+}
+
+/// Memory that a batch needs and no state.
+#[derive(Debug, Clone, Default)]
+struct Scratch {
+    scores: Vec<f64>,
+    coefficients: Vec<f64>,
+    of_batch: Vec<f64>,
 }
 
 /// What it remembers.
@@ -34,7 +43,7 @@ impl Hpg {
     /// W = 0.
     pub fn new(spec: HpgSpec, dim: usize, models: usize, half_life: Option<f64>) -> Self {
         let spectra = empty_spectra(spec.mode, dim, models);
-        Self { spec, dim, models, half_life, spectra }
+        Self { spec, dim, models, half_life, spectra, scratch: Scratch::default() }
     }
 
     /// Goes on from a state, if it fits. Parameters of another ball are projected on this one.
@@ -73,6 +82,15 @@ impl Hpg {
         self.spectra.scores(&self.spec.ball, query, scores);
     }
 
+    /// The same for a lesson of a batch that comes next.
+    pub fn lesson_scores(&mut self, batch: &[Lesson], lesson: &Lesson, scores: &mut [f64]) {
+        let query = lesson.example.query().as_slice();
+        match batch {
+            [_] => self.spectra.look(&self.spec.ball, query, scores),
+            _ => self.spectra.scores(&self.spec.ball, query, scores),
+        }
+    }
+
     /// c_m of a lesson, for a policy that plays by `scores`.
     pub fn lesson_coefficients(&self, lesson: &Lesson, scores: impl FnOnce(&mut [f64]), c: &mut Vec<f64>) {
         let HpgSpec { estimator, baseline, weight_cap, .. } = self.spec;
@@ -82,14 +100,18 @@ impl Hpg {
     }
 
     /// One mirror step with the coefficients of a batch, model by model for each lesson.
-    pub fn step(&mut self, batch: &[Lesson], coefficients: &[f64], version: u64) {
-        let gradients: Vec<Gradient> = batch
-            .iter()
-            .zip(coefficients.chunks_exact(self.models))
-            .map(|(lesson, coefficients)| Gradient { query: lesson.example.query().as_slice(), coefficients })
-            .collect();
+    pub fn step<'a>(&mut self, batch: &'a [Lesson], coefficients: &'a [f64], version: u64) {
         let rate = self.spec.rate.at(version + batch.len() as u64);
         let step = Step { ball: &self.spec.ball, rate, shrink: shrink(self.half_life, batch.len()) };
+        let gradient = |(lesson, coefficients): (&'a Lesson, &'a [f64])| Gradient {
+            query: lesson.example.query().as_slice(),
+            coefficients,
+        };
+        if let [lesson] = batch {
+            self.spectra.step(&step, &[gradient((lesson, coefficients))]);
+            return;
+        }
+        let gradients: Vec<Gradient> = batch.iter().zip(coefficients.chunks_exact(self.models)).map(gradient).collect();
         self.spectra.step(&step, &gradients);
     }
 
@@ -105,14 +127,18 @@ impl Learner for Hpg {
     }
 
     fn apply(&mut self, batch: &[Lesson], version: u64) {
-        let mut all = Vec::with_capacity(batch.len() * self.models);
-        let mut c = Vec::with_capacity(self.models);
+        let Scratch { mut scores, mut coefficients, mut of_batch } = std::mem::take(&mut self.scratch);
+        of_batch.clear();
         for lesson in batch {
-            let scores = |out: &mut [f64]| self.quadratic_scores(lesson.example.query().as_slice(), out);
-            self.lesson_coefficients(lesson, scores, &mut c);
-            all.extend_from_slice(&c);
+            if self.spec.estimator == Estimator::Importance {
+                scores.resize(self.models, 0.0);
+                self.lesson_scores(batch, lesson, &mut scores);
+            }
+            self.lesson_coefficients(lesson, |out| out.copy_from_slice(&scores), &mut coefficients);
+            of_batch.extend_from_slice(&coefficients);
         }
-        self.step(batch, &all, version);
+        self.step(batch, &of_batch, version);
+        self.scratch = Scratch { scores, coefficients, of_batch };
     }
 
     fn score_forms(&self) -> Vec<ScoreForm> {

@@ -4,7 +4,9 @@
 //! said otherwise; `d` is the dimension of queries.
 
 use faer::{MatRef, Side};
-use nalgebra::{DMatrixView, DMatrixViewMut, Dyn};
+
+use super::aligned::Aligned;
+use super::kernel::{self, Strided};
 
 /// x . y
 pub fn dot(x: &[f64], y: &[f64]) -> f64 {
@@ -29,23 +31,19 @@ pub fn axpy(a: f64, x: &[f64], y: &mut [f64]) {
 
 /// out = A' x for the columns of A (each of `x`'s length)
 pub fn columns_dot(a: &[f64], x: &[f64], out: &mut Vec<f64>) {
-    out.clear();
-    out.extend(a.chunks_exact(x.len()).map(|column| dot(column, x)));
+    // Not cleared before: all of it is overwritten.
+    out.resize(a.len() / x.len().max(1), 0.0);
+    kernel::products(a, x, out);
 }
 
 /// out += A x for the columns of A (each of `out`'s length)
 pub fn columns_add(a: &[f64], x: &[f64], out: &mut [f64]) {
-    for (column, &x) in a.chunks_exact(out.len()).zip(x) {
-        axpy(x, column, out);
-    }
+    kernel::combine(a, x, out);
 }
 
-/// out (d x r) = A (d x n) B + keep * out, with B (n x r) in row-major order
-pub fn product(d: usize, a: &[f64], b_rows: &[f64], r: usize, keep: f64, out: &mut [f64]) {
-    let n = a.len() / d;
-    let a = DMatrixView::from_slice(a, d, n);
-    let b = DMatrixView::<f64, Dyn, Dyn>::from_slice_with_strides(b_rows, n, r, r, 1);
-    DMatrixViewMut::from_slice(out, d, r).gemm(1.0, &a, &b, keep);
+/// out (d x r) = A (d x n) B, or added to what is there, with B (n x r) in row-major order
+pub fn product(d: usize, a: &[f64], b_rows: &[f64], r: usize, add: bool, out: &mut [f64]) {
+    kernel::multiply(d, (a, d), a.len() / d, Strided { values: b_rows, row: r, column: 1 }, add, out);
 }
 
 /// Eigenvalues (ascending) and eigenvectors (columns) of a dense symmetric n x n matrix; only its lower triangle is
@@ -122,21 +120,35 @@ pub fn nuclear_norm(n: usize, a: &[f64]) -> f64 {
 }
 
 /// Orthonormalises nearly orthonormal columns V (d x r) by one Newton step, V <- V (I - E / 2) with E = V'V - I.
-pub fn polish(d: usize, v: &mut Vec<f64>, spare: &mut Vec<f64>) {
+pub fn polish(d: usize, v: &mut Aligned, spare: &mut Spare) {
     let r = v.len() / d;
-    let mut correction = vec![0.0; r * r];
-    for (i, a) in v.chunks_exact(d).enumerate() {
-        for (j, b) in v.chunks_exact(d).enumerate().take(i + 1) {
+    let Spare { vectors, square, .. } = spare;
+    square.clear();
+    square.resize(r * r, 0.0);
+    for (i, column) in v.chunks_exact(d).enumerate() {
+        let row = &mut square[i * r..i * r + i + 1];
+        kernel::products(&v[..(i + 1) * d], column, row);
+        for (j, entry) in row.iter_mut().enumerate() {
             let unit = f64::from(u8::from(i == j));
-            let half_error = 0.5 * (dot(a, b) - unit);
-            correction[i * r + j] = unit - half_error;
-            correction[j * r + i] = unit - half_error;
+            *entry = unit - 0.5 * (*entry - unit);
+        }
+        for j in 0..i {
+            square[j * r + i] = square[i * r + j];
         }
     }
-    spare.clear();
-    spare.resize(v.len(), 0.0);
-    product(d, v, &correction, r, 0.0, spare);
-    std::mem::swap(v, spare);
+    vectors.set_len(v.len());
+    product(d, v, square, r, false, vectors);
+    std::mem::swap(v, vectors);
+}
+
+/// Memory for what is made anew of vectors.
+#[derive(Debug, Clone, Default)]
+pub struct Spare {
+    /// d x r
+    pub vectors: Aligned,
+    /// r
+    pub squares: Vec<f64>,
+    square: Vec<f64>,
 }
 
 #[cfg(test)]

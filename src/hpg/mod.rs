@@ -15,11 +15,13 @@
 //! below it [`secular`]), projection ([`projection`]). After the projection gamma = arcsinh(lambda / beta) exactly, so
 //! the state is (U, gamma) and the paper's moves to the mirror space and back cost nothing.
 
+pub mod aligned;
 pub mod coin;
 pub mod directions;
 pub mod drift;
 pub mod factored;
 pub mod gradient;
+pub mod kernel;
 pub mod learner;
 pub mod linalg;
 pub mod newton;
@@ -28,6 +30,7 @@ pub mod parameter_free;
 pub mod projection;
 pub mod regression;
 pub mod repeats;
+pub mod roots;
 pub mod schedule;
 pub mod secular;
 pub mod spectra;

@@ -86,9 +86,12 @@ impl Learner for ParameterFree {
         let mut directions = vec![0.0; models];
         let mut c = Vec::with_capacity(models);
         for lesson in batch {
-            let query = lesson.example.query();
-            self.inner.quadratic_scores(query.as_slice(), &mut directions);
-            self.inner.lesson_coefficients(lesson, |out| self.scores(query, out), &mut c);
+            self.inner.lesson_scores(batch, lesson, &mut directions);
+            let scores = |out: &mut [f64]| {
+                let magnitudes = self.bettors.iter().map(Bettor::magnitude);
+                out.iter_mut().zip(directions.iter().zip(magnitudes)).for_each(|(score, (w, z))| *score = w * z);
+            };
+            self.inner.lesson_coefficients(lesson, scores, &mut c);
             // What brings g into -1..1: the largest weight, where the example can have one other than 1.
             let weighted = self.estimator == Estimator::Importance || lesson.example.is_weighted();
             let gradient_max = if weighted { self.weight_cap } else { 1.0 };

@@ -425,7 +425,7 @@ impl OfModel {
         let rows: Vec<f64> =
             (0..k).flat_map(|i| (0..k).map(move |j| (i, j))).map(|(i, j)| rotation[j * k + i]).collect();
         let mut vectors = vec![0.0; dim * k];
-        product(dim, basis, &rows, k, 0.0, &mut vectors);
+        product(dim, basis, &rows, k, false, &mut vectors);
         let parts = mirror.lambda.iter().zip(mirror.vectors.chunks_exact(dim));
         for (value, vector) in parts.chain(values.iter().zip(vectors.chunks_exact(dim))) {
             columns_dot(&span, vector, &mut coordinates);
@@ -435,7 +435,7 @@ impl OfModel {
         let rows: Vec<f64> =
             (0..n).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| rotation[j * n + i]).collect();
         let mut vectors = vec![0.0; dim * n];
-        product(dim, &span, &rows, n, 0.0, &mut vectors);
+        product(dim, &span, &rows, n, false, &mut vectors);
         Eigen { gamma: Vec::new(), lambda, vectors }
     }
 }

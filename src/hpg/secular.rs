@@ -8,27 +8,33 @@
 //! neighbouring poles d_i. Components too small to matter and poles too close to tell apart are deflated first; each
 //! root is held as an offset from its nearest pole, so that differences x_j - d_i keep their relative accuracy; and
 //! the components z are recomputed from the roots found (Gu and Eisenstat 1994), which makes R orthogonal to
-//! rounding however close the roots are.
+//! rounding however close the roots are. The roots themselves are found many at a time: see [`roots`](super::roots).
+
+use super::aligned::Aligned;
+use super::roots::{self, Places};
 
 const EPS: f64 = f64::EPSILON;
 
 /// Solver with the memory that it needs, to be used again and again.
 #[derive(Debug, Clone, Default)]
 pub struct Secular {
-    /// The eigenvalues, in no particular order.
+    /// The eigenvalues: first those that the update moved, then those that it left where they were.
     pub values: Vec<f64>,
-    /// R in row-major order: row i belongs to d_i, column j to `values[j]`.
-    pub vectors: Vec<f64>,
+    /// Where each of the sorted poles was.
     order: Vec<usize>,
+    /// Poles and components in ascending order of the poles, scaled by a power of two to about 1.
     poles: Vec<f64>,
     weights: Vec<f64>,
     rotations: Vec<Rotation>,
+    /// Poles that the update moves, and those that it does not.
     active: Vec<usize>,
-    /// d_i - x_j for active poles i and roots j, root by root.
-    gaps: Vec<f64>,
+    idle: Vec<usize>,
     active_poles: Vec<f64>,
     squares: Vec<f64>,
+    places: Places,
+    kept_places: Places,
     refined: Vec<f64>,
+    rows: Vec<usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -40,57 +46,98 @@ struct Rotation {
 }
 
 impl Secular {
-    /// Solves for `values` and `vectors`.
+    /// Solves for `values`.
     pub fn solve(&mut self, d: &[f64], z: &[f64], a: f64) {
-        let n = d.len();
-        debug_assert_eq!(n, z.len());
+        debug_assert_eq!(d.len(), z.len());
         // A negative step is the same problem mirrored: -(diag(-d) + |a| z z').
         let sign = if a < 0.0 { -1.0 } else { 1.0 };
-        self.sort(d, z, sign);
-        self.values.clear();
-        self.values.resize(n, 0.0);
-        self.vectors.clear();
-        self.vectors.resize(n * n, 0.0);
-        self.deflate(a.abs());
-        self.find_roots(a.abs());
-        self.refine();
-        self.assemble(sign);
-    }
-
-    fn sort(&mut self, d: &[f64], z: &[f64], sign: f64) {
-        self.order.clear();
-        self.order.extend(0..d.len());
-        self.order.sort_by(|&i, &j| (sign * d[i]).total_cmp(&(sign * d[j])).then(i.cmp(&j)));
-        self.poles.clear();
-        self.poles.extend(self.order.iter().map(|&i| sign * d[i]));
+        self.sort(d, sign);
         self.weights.clear();
         self.weights.extend(self.order.iter().map(|&i| z[i]));
+        let norm = self.weights.iter().map(|z| z * z).sum::<f64>().sqrt();
+        let ends = [self.poles.first(), self.poles.last()];
+        let largest = ends.into_iter().flatten().fold(a.abs() * norm * norm, |m, d| m.max(d.abs()));
+        // A power of two changes no digit, and brings products of differences into range.
+        let (down, up) = powers_of_two(largest);
+        self.poles.iter_mut().for_each(|d| *d *= down);
+        self.deflate(a.abs() * down, norm, 8.0 * EPS * largest * down);
+        roots::find(&self.active_poles, &self.squares, &mut self.places);
+        roots::refine(&self.active_poles, &self.places, &mut self.refined);
+        for (refined, &i) in self.refined.iter_mut().zip(&self.active) {
+            *refined = refined.copysign(self.weights[i]);
+        }
+        self.values.clear();
+        self.values.extend((0..self.active.len()).map(|j| sign * up * self.places.value(j)));
+        self.values.extend(self.idle.iter().map(|&i| sign * up * self.poles[i]));
+    }
+
+    /// The columns of R for the eigenvalues `kept` (ascending), in row-major order: row i belongs to d_i. Returns the
+    /// distance from one row to the next.
+    pub fn columns(&mut self, kept: &[usize], rotation: &mut Aligned) -> usize {
+        let stride = kept.len().next_multiple_of(roots::LANES_MAX);
+        rotation.set_len(self.poles.len() * stride);
+        if !self.idle.is_empty() {
+            rotation.fill(0.0);
+        }
+        let moved = kept.iter().take_while(|&&j| j < self.active.len()).count();
+        self.kept_places.pick(&self.places, &kept[..moved]);
+        self.rows.clear();
+        self.rows.extend(self.active.iter().map(|&i| self.order[i] * stride));
+        roots::vectors(&self.active_poles, &self.refined, &self.kept_places, &self.rows, rotation);
+        for (column, &j) in kept.iter().enumerate().skip(moved) {
+            let row = self.order[self.idle[j - self.active.len()]];
+            rotation[row * stride + column] = 1.0;
+        }
+        for Rotation { deflated, kept: other, cos, sin } in self.rotations.iter().rev() {
+            let (p, q) = (self.order[*deflated] * stride, self.order[*other] * stride);
+            for column in 0..kept.len() {
+                let (x, y) = (rotation[p + column], rotation[q + column]);
+                rotation[p + column] = cos * x - sin * y;
+                rotation[q + column] = sin * x + cos * y;
+            }
+        }
+        stride
+    }
+
+    /// By insertion: what comes is nearly sorted, one way or the other.
+    fn sort(&mut self, d: &[f64], sign: f64) {
+        let n = d.len();
+        self.order.clear();
+        self.poles.clear();
+        let backwards = n > 2 && sign * d[0] > sign * d[n - 2];
+        for step in 0..n {
+            let i = if backwards && step + 1 < n { n - 2 - step } else { step };
+            let pole = sign * d[i];
+            let place = self.poles.iter().rposition(|&other| other <= pole).map_or(0, |before| before + 1);
+            self.poles.insert(place, pole);
+            self.order.insert(place, i);
+        }
     }
 
     /// Sets aside what the update does not change, to rounding: components that are (nearly) zero, and one of each
     /// two (nearly) equal poles, after a rotation that moves its component to the other.
-    fn deflate(&mut self, sigma: f64) {
-        let norm = self.weights.iter().map(|z| z * z).sum::<f64>().sqrt();
-        let largest = self.poles.iter().fold(0.0_f64, |m, d| m.max(d.abs()));
-        let tolerance = 8.0 * EPS * largest.max(sigma * norm * norm);
+    fn deflate(&mut self, sigma: f64, norm: f64, tolerance: f64) {
         self.active.clear();
+        self.idle.clear();
         self.rotations.clear();
         for j in 0..self.poles.len() {
-            if sigma * self.weights[j].abs() * norm <= tolerance {
-                self.weights[j] = 0.0;
+            let weight = self.weights[j];
+            if sigma * weight.abs() * norm <= tolerance {
+                self.idle.push(j);
                 continue;
             }
             if let Some(&i) = self.active.last() {
-                let length = self.weights[i].hypot(self.weights[j]);
-                let (cos, sin) = (self.weights[j] / length, -self.weights[i] / length);
-                let (low, high) = (self.poles[i], self.poles[j]);
-                if ((high - low) * cos * sin).abs() <= tolerance {
-                    self.weights[i] = 0.0;
+                let (other, low, high) = (self.weights[i], self.poles[i], self.poles[j]);
+                // The rotation's cosine times its sine is weight * other / (weight^2 + other^2).
+                if (high - low) * (weight * other).abs() <= tolerance * (weight * weight + other * other) {
+                    let length = other.hypot(weight);
+                    let (cos, sin) = (weight / length, -other / length);
                     self.weights[j] = length;
                     self.poles[i] = cos * cos * low + sin * sin * high;
                     self.poles[j] = sin * sin * low + cos * cos * high;
                     self.rotations.push(Rotation { deflated: i, kept: j, cos, sin });
                     self.active.pop();
+                    self.idle.push(i);
                 }
             }
             self.active.push(j);
@@ -100,157 +147,15 @@ impl Secular {
         self.squares.clear();
         self.squares.extend(self.active.iter().map(|&i| sigma * self.weights[i] * self.weights[i]));
     }
-
-    fn find_roots(&mut self, sigma: f64) {
-        let n = self.active.len();
-        debug_assert!(n == 0 || sigma > 0.0);
-        self.gaps.clear();
-        self.gaps.resize(n * n, 0.0);
-        for j in 0..n {
-            let gaps = &mut self.gaps[j * n..(j + 1) * n];
-            let (pole, offset) = find_root(&self.active_poles, &self.squares, j, gaps);
-            // What was left in `gaps` are the distances of the poles from the root's own pole.
-            gaps.iter_mut().for_each(|gap| *gap -= offset);
-            self.values[self.active[j]] = self.active_poles[pole] + offset;
-        }
-    }
-
-    /// The components for which the roots found are exact, up to a common factor.
-    fn refine(&mut self) {
-        let n = self.active.len();
-        self.refined.clear();
-        for i in 0..n {
-            let pole = self.active_poles[i];
-            let product = (0..n).fold(-self.gaps[i * n + i], |product, j| {
-                if j == i { product } else { product * (self.gaps[j * n + i] / (pole - self.active_poles[j])) }
-            });
-            self.refined.push(product.abs().sqrt().copysign(self.weights[self.active[i]]));
-        }
-    }
-
-    fn assemble(&mut self, sign: f64) {
-        let n = self.poles.len();
-        let k = self.active.len();
-        // In sorted coordinates: a deflated pole keeps its unit vector.
-        for i in 0..n {
-            if self.weights[i] == 0.0 {
-                self.values[i] = self.poles[i];
-                self.vectors[self.order[i] * n + i] = 1.0;
-            }
-        }
-        for (j, &column) in self.active.iter().enumerate() {
-            let gaps = &self.gaps[j * k..(j + 1) * k];
-            let norm = self.refined.iter().zip(gaps).map(|(z, gap)| (z / gap) * (z / gap)).sum::<f64>().sqrt();
-            for (i, &row) in self.active.iter().enumerate() {
-                self.vectors[self.order[row] * n + column] = self.refined[i] / gaps[i] / norm;
-            }
-        }
-        for rotation in self.rotations.iter().rev() {
-            let (p, q) = (self.order[rotation.deflated] * n, self.order[rotation.kept] * n);
-            for column in 0..n {
-                let (x, y) = (self.vectors[p + column], self.vectors[q + column]);
-                self.vectors[p + column] = rotation.cos * x - rotation.sin * y;
-                self.vectors[q + column] = rotation.sin * x + rotation.cos * y;
-            }
-        }
-        self.values.iter_mut().for_each(|x| *x *= sign);
-    }
 }
 
-/// Root `j` of 1 + sum_i s_i / (d_i - x), as its nearest pole and the offset from it. Leaves d_i - d_pole in `delta`.
-fn find_root(d: &[f64], s: &[f64], j: usize, delta: &mut [f64]) -> (usize, f64) {
-    let n = d.len();
-    let last = j + 1 == n;
-    let total: f64 = s.iter().sum();
-    let (pole, mut low, mut high) = if last {
-        (j, s[j], total)
+/// The power of two that brings a number to between 1 and 2, and its inverse; ones where there is none.
+fn powers_of_two(x: f64) -> (f64, f64) {
+    let exponent = (x.to_bits() >> 52) & 0x7ff;
+    if (1..2046).contains(&exponent) {
+        (f64::from_bits((2046 - exponent) << 52), f64::from_bits(exponent << 52))
     } else {
-        let half = 0.5 * (d[j + 1] - d[j]);
-        let at_middle = 1.0 + (0..n).map(|i| s[i] / ((d[i] - d[j]) - half)).sum::<f64>();
-        // Away from the pole by at least what the other terms, at their largest, leave to the pole's own.
-        if at_middle >= 0.0 {
-            let right: f64 = s[j + 1..].iter().sum();
-            (j, (s[j] / (1.0 + right / half)).min(half), half)
-        } else {
-            let left: f64 = s[..=j].iter().sum();
-            (j + 1, -half, -(s[j + 1] * half / left).min(half))
-        }
-    };
-    for (delta, &d_i) in delta.iter_mut().zip(d) {
-        *delta = d_i - d[pole];
-    }
-    if n == 1 {
-        return (pole, total);
-    }
-    let split = if last { j } else { j + 1 };
-    let neighbours = (delta[split - 1], delta[split]);
-    let mut x = if pole == j { low } else { high };
-    for iteration in 0..200 {
-        let f = Secant::at(delta, s, split, x);
-        if f.is_root(n) {
-            break;
-        }
-        if f.value < 0.0 {
-            low = x
-        } else {
-            high = x
-        }
-        if (high - low).abs() <= 2.0 * EPS * low.abs().min(high.abs()) {
-            break;
-        }
-        let guess = x + f.step(neighbours.0 - x, neighbours.1 - x, last);
-        x = if guess > low && guess < high && iteration < 40 { guess } else { bisect(low, high) };
-    }
-    (pole, x)
-}
-
-/// Halves the bracket, by magnitude where the ends differ widely in it.
-fn bisect(low: f64, high: f64) -> f64 {
-    let (small, large) = (low.abs().min(high.abs()), low.abs().max(high.abs()));
-    if small > 0.0 && large > 4.0 * small { (small.sqrt() * large.sqrt()).copysign(low) } else { 0.5 * (low + high) }
-}
-
-/// The secular function at a point, with the derivatives of its two halves: poles left and right of the root.
-struct Secant {
-    value: f64,
-    magnitude: f64,
-    left_slope: f64,
-    right_slope: f64,
-}
-
-impl Secant {
-    fn at(delta: &[f64], s: &[f64], split: usize, x: f64) -> Self {
-        let half = |range: std::ops::Range<usize>| {
-            let mut sums = (0.0, 0.0);
-            for i in range {
-                let inverse = 1.0 / (delta[i] - x);
-                let term = s[i] * inverse;
-                sums = (sums.0 + term, sums.1 + term * inverse);
-            }
-            sums
-        };
-        let (left, left_slope) = half(0..split);
-        let (right, right_slope) = half(split..s.len());
-        Self { value: 1.0 + left + right, magnitude: 1.0 + left.abs() + right.abs(), left_slope, right_slope }
-    }
-
-    fn is_root(&self, n: usize) -> bool {
-        self.value.abs() <= EPS * n as f64 * self.magnitude
-    }
-
-    /// The way to the root of c + s / (left - x) + t / (right - x), which has this function's value and, half by
-    /// half, its slopes; `left` and `right` are the distances to the neighbouring poles.
-    fn step(&self, left: f64, right: f64, last: bool) -> f64 {
-        let c = self.value - left * self.left_slope - right * self.right_slope;
-        let b = (left + right) * self.value - left * right * (self.left_slope + self.right_slope);
-        let product = left * right * self.value;
-        let root = (b * b - 4.0 * product * c).max(0.0).sqrt();
-        match (last, b > 0.0) {
-            (false, false) => (b - root) / (2.0 * c),
-            (false, true) => 2.0 * product / (b + root),
-            (true, true) => (b + root) / (2.0 * c),
-            (true, false) => 2.0 * product / (b - root),
-        }
+        (1.0, 1.0)
     }
 }
 
@@ -264,8 +169,10 @@ mod tests {
         let n = d.len();
         let mut secular = Secular::default();
         secular.solve(d, z, a);
-        let r = |i: usize, j: usize| secular.vectors[i * n + j];
-        assert!(secular.values.iter().chain(&secular.vectors).all(|x| x.is_finite()), "{d:?} {z:?} {a}");
+        let (all, mut rotation): (Vec<usize>, _) = ((0..n).collect(), Aligned::default());
+        let stride = secular.columns(&all, &mut rotation);
+        let r = |i: usize, j: usize| rotation[i * stride + j];
+        assert!(secular.values.iter().chain(&rotation[..]).all(|x| x.is_finite()), "{d:?} {z:?} {a}");
         let norm2: f64 = z.iter().map(|z| z * z).sum();
         let scale = d.iter().fold(a.abs() * norm2, |m, d| m.max(d.abs())).max(f64::MIN_POSITIVE);
         let (mut residual, mut skew) = (0.0_f64, 0.0_f64);

@@ -72,6 +72,14 @@ impl Spectra {
         }
     }
 
+    /// The same, of the query that the next step is of.
+    pub fn look(&mut self, ball: &Ball, query: &[f64], scores: &mut [f64]) {
+        match self {
+            Self::Factored(factored) => factored.look(query, scores),
+            _ => self.scores(ball, query, scores),
+        }
+    }
+
     /// The eigenvalues of one model, and the query's coordinates in its eigenvectors.
     pub fn coordinates(&self, ball: &Ball, model: usize, query: &[f64], out: &mut Vec<f64>) -> &[f64] {
         let eigens = match self {
@@ -288,7 +296,7 @@ pub fn explicit_step(eigen: &mut Eigen, step: &Step, m: usize, batch: &[Gradient
     let rotation_rows: Vec<f64> =
         (0..n).flat_map(|i| (0..r).map(move |j| (i, j))).map(|(i, j)| rotation[j * n + i]).collect();
     let mut vectors = vec![0.0; dim * r];
-    product(dim, &basis, &rotation_rows, r, 0.0, &mut vectors);
+    product(dim, &basis, &rotation_rows, r, false, &mut vectors);
     *eigen = Eigen { gamma, lambda, vectors };
 }
 

@@ -132,7 +132,7 @@ fn quadratic_part(directions: &[f64], weights: &[f64], dim: usize) -> (Vec<f64>,
     let rotation_rows: Vec<f64> =
         (0..k).flat_map(|i| (0..k).map(move |j| (i, j))).map(|(i, j)| rotation[j * k + i]).collect();
     let mut vectors = vec![0.0; directions.len()];
-    product(dim, directions, &rotation_rows, k, 0.0, &mut vectors);
+    product(dim, directions, &rotation_rows, k, false, &mut vectors);
     (lambda, vectors)
 }
 

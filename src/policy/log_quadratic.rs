@@ -257,7 +257,7 @@ impl Kept {
         let rows: Vec<f64> =
             (0..n).flat_map(|i| (0..r).map(move |j| (i, j))).map(|(i, j)| cut.vectors[j * n + i]).collect();
         let mut vectors = vec![0.0; dim * r];
-        product(dim, &basis, &rows, r, 0.0, &mut vectors);
+        product(dim, &basis, &rows, r, false, &mut vectors);
         Self { lambda: cut.lambda, vectors, steps: Vec::new() }
     }
 

@@ -1,0 +1,288 @@
+//! The inner loops of dense products, in the widest vectors that the processor has.
+//!
+//! The instruction set is found at run time, so that one binary is fast everywhere. Each number is summed in an order
+//! that depends on the width of vectors and on nothing else: not on the number of columns, nor on addresses.
+
+use pulp::{Arch, Simd, WithSimd};
+
+/// out_j = a_j . x for the columns of A (each of `x`'s length)
+pub fn products(a: &[f64], x: &[f64], out: &mut [f64]) {
+    if !x.is_empty() {
+        Arch::new().dispatch(Products { a, x, out });
+    }
+}
+
+/// out += A x for the columns of A (each of `out`'s length)
+pub fn combine(a: &[f64], x: &[f64], out: &mut [f64]) {
+    if !out.is_empty() {
+        Arch::new().dispatch(Combine { a, x, out });
+    }
+}
+
+/// A matrix of which element (i, j) is at i * `row` + j * `column`.
+#[derive(Debug, Clone, Copy)]
+pub struct Strided<'a> {
+    /// The elements.
+    pub values: &'a [f64],
+    /// From one row to the next.
+    pub row: usize,
+    /// From one column to the next.
+    pub column: usize,
+}
+
+/// out (d x r) = A (d x n) B (n x r), or added to what is there, with columns of A `a.1` apart and those of `out` d.
+pub fn multiply(d: usize, a: (&[f64], usize), n: usize, b: Strided, add: bool, out: &mut [f64]) {
+    if d > 0 {
+        Arch::new().dispatch(Multiply { d, a: a.0, a_column: a.1, n, b, add, out });
+    }
+}
+
+/// How many columns are worked on together.
+const COLUMNS: usize = 8;
+
+struct Products<'a> {
+    a: &'a [f64],
+    x: &'a [f64],
+    out: &'a mut [f64],
+}
+
+impl WithSimd for Products<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { a, x, out } = self;
+        let d = x.len();
+        for (a, out) in a.chunks(COLUMNS * d).zip(out.chunks_mut(COLUMNS)) {
+            if let Ok(out) = <&mut [f64; COLUMNS]>::try_from(&mut *out) {
+                *out = dots(simd, a, x);
+                continue;
+            }
+            for (a, out) in a.chunks_exact(d).zip(out) {
+                [*out] = dots(simd, a, x);
+            }
+        }
+    }
+}
+
+/// Products of N columns with x, which is read once.
+#[inline(always)]
+fn dots<S: Simd, const N: usize>(simd: S, a: &[f64], x: &[f64]) -> [f64; N] {
+    let d = x.len();
+    let (x, x_rest) = S::as_simd_f64s(x);
+    let n = x.len();
+    let columns: [&[f64]; N] = std::array::from_fn(|j| &a[j * d..(j + 1) * d]);
+    let bodies: [&[S::f64s]; N] = columns.map(|column| &S::as_simd_f64s(column).0[..n]);
+    let mut sums = [simd.splat_f64s(0.0); N];
+    for i in 0..n {
+        for j in 0..N {
+            sums[j] = simd.mul_add_e_f64s(bodies[j][i], x[i], sums[j]);
+        }
+    }
+    if !x_rest.is_empty() {
+        let x_rest = simd.partial_load_f64s(x_rest);
+        for j in 0..N {
+            let rest = simd.partial_load_f64s(S::as_simd_f64s(columns[j]).1);
+            sums[j] = simd.mul_add_e_f64s(rest, x_rest, sums[j]);
+        }
+    }
+    sums.map(|sum| simd.reduce_sum_f64s(sum))
+}
+
+struct Combine<'a> {
+    a: &'a [f64],
+    x: &'a [f64],
+    out: &'a mut [f64],
+}
+
+impl WithSimd for Combine<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { a, x, out } = self;
+        let d = out.len();
+        for (a, x) in a.chunks(COLUMNS * d).zip(x.chunks(COLUMNS)) {
+            if let Ok(x) = <&[f64; COLUMNS]>::try_from(x) {
+                add_columns(simd, a, x, out);
+                continue;
+            }
+            for (a, &x) in a.chunks_exact(d).zip(x) {
+                add_columns(simd, a, &[x], out);
+            }
+        }
+    }
+}
+
+/// out += A x for N columns; `out` is read and written once.
+#[inline(always)]
+fn add_columns<S: Simd, const N: usize>(simd: S, a: &[f64], x: &[f64; N], out: &mut [f64]) {
+    let d = out.len();
+    let (out, out_rest) = S::as_mut_simd_f64s(out);
+    let n = out.len();
+    let columns: [&[f64]; N] = std::array::from_fn(|j| &a[j * d..(j + 1) * d]);
+    let bodies: [&[S::f64s]; N] = columns.map(|column| &S::as_simd_f64s(column).0[..n]);
+    let x = x.map(|x| simd.splat_f64s(x));
+    for i in 0..n {
+        for j in 0..N {
+            out[i] = simd.mul_add_e_f64s(bodies[j][i], x[j], out[i]);
+        }
+    }
+    if !out_rest.is_empty() {
+        let mut sum = simd.partial_load_f64s(out_rest);
+        for j in 0..N {
+            let rest = simd.partial_load_f64s(S::as_simd_f64s(columns[j]).1);
+            sum = simd.mul_add_e_f64s(rest, x[j], sum);
+        }
+        simd.partial_store_f64s(out_rest, sum);
+    }
+}
+
+struct Multiply<'a> {
+    d: usize,
+    a: &'a [f64],
+    a_column: usize,
+    n: usize,
+    b: Strided<'a>,
+    add: bool,
+    out: &'a mut [f64],
+}
+
+impl WithSimd for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let mut at = 0;
+        while self.d - at >= 3 * S::F64_LANES {
+            self.panel::<S, 3>(simd, at);
+            at += 3 * S::F64_LANES;
+        }
+        if self.d - at >= 2 * S::F64_LANES {
+            self.panel::<S, 2>(simd, at);
+            at += 2 * S::F64_LANES;
+        }
+        while at < self.d {
+            self.panel::<S, 1>(simd, at);
+            at += S::F64_LANES;
+        }
+    }
+}
+
+impl Multiply<'_> {
+    /// All columns of a panel of R vectors of rows, the last of which may be in part beyond the matrix.
+    #[inline(always)]
+    fn panel<S: Simd, const R: usize>(&mut self, simd: S, at: usize) {
+        let r = self.out.len() / self.d;
+        let whole = r / TILE * TILE;
+        for j in (0..whole).step_by(TILE) {
+            self.tile::<S, R, TILE>(simd, at, j);
+        }
+        for j in whole..r {
+            self.tile::<S, R, 1>(simd, at, j);
+        }
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const R: usize, const C: usize>(&mut self, simd: S, at: usize, j: usize) {
+        let rows = (self.d - at).min(R * S::F64_LANES);
+        let whole = rows == R * S::F64_LANES;
+        let mut sums = [[simd.splat_f64s(0.0); R]; C];
+        if self.add {
+            for c in 0..C {
+                sums[c] = load(simd, &self.out[(j + c) * self.d + at..][..rows], whole);
+            }
+        }
+        let b: [&[f64]; C] =
+            std::array::from_fn(|c| &self.b.values[((j + c) * self.b.column).min(self.b.values.len())..]);
+        for i in 0..self.n {
+            let a: [S::f64s; R] = load(simd, &self.a[i * self.a_column + at..][..rows], whole);
+            for c in 0..C {
+                let b = simd.splat_f64s(b[c][i * self.b.row]);
+                for l in 0..R {
+                    sums[c][l] = simd.mul_add_e_f64s(a[l], b, sums[c][l]);
+                }
+            }
+        }
+        for c in 0..C {
+            store(simd, &mut self.out[(j + c) * self.d + at..][..rows], sums[c], whole);
+        }
+    }
+}
+
+/// How many columns of a product are made together.
+const TILE: usize = 4;
+
+#[inline(always)]
+fn load<S: Simd, const R: usize>(simd: S, from: &[f64], whole: bool) -> [S::f64s; R] {
+    if whole {
+        let vectors = S::as_simd_f64s(from).0;
+        return std::array::from_fn(|l| vectors[l]);
+    }
+    std::array::from_fn(|l| simd.partial_load_f64s(&from[(l * S::F64_LANES).min(from.len())..]))
+}
+
+#[inline(always)]
+fn store<S: Simd, const R: usize>(simd: S, to: &mut [f64], values: [S::f64s; R], whole: bool) {
+    if whole {
+        let vectors = S::as_mut_simd_f64s(to).0;
+        vectors[..R].copy_from_slice(&values);
+        return;
+    }
+    for (to, value) in to.chunks_mut(S::F64_LANES).zip(values) {
+        simd.partial_store_f64s(to, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn numbers(count: usize, salt: usize) -> Vec<f64> {
+        (0..count).map(|i| ((i * 7919 + salt * 104_729) % 1009) as f64 / 504.5 - 1.0).collect()
+    }
+
+    fn close(x: &[f64], y: &[f64]) -> bool {
+        x.len() == y.len() && x.iter().zip(y).all(|(x, y)| (x - y).abs() < 1e-12)
+    }
+
+    proptest! {
+        /// Sizes around the widths of vectors and blocks, against the plain sums.
+        #[test]
+        fn equal_plain_sums(d in 1..70_usize, n in 0..20_usize, r in 0..20_usize, add in any::<bool>()) {
+            let (a, b, x, y) = (numbers(d * n, 1), numbers(n * r, 2), numbers(d, 3), numbers(n, 4));
+            let mut out = vec![f64::NAN; n];
+            products(&a, &x, &mut out);
+            let expected: Vec<f64> = (0..n).map(|j| (0..d).map(|i| a[j * d + i] * x[i]).sum()).collect();
+            prop_assert!(close(&out, &expected));
+
+            let mut out = x.clone();
+            combine(&a, &y, &mut out);
+            let expected: Vec<f64> = (0..d).map(|i| x[i] + (0..n).map(|j| a[j * d + i] * y[j]).sum::<f64>()).collect();
+            prop_assert!(close(&out, &expected));
+
+            let start = numbers(d * r, 5);
+            let entry = |i: usize, j: usize| {
+                let sum: f64 = (0..n).map(|l| a[l * d + i] * b[l * r + j]).sum();
+                sum + if add { start[j * d + i] } else { 0.0 }
+            };
+            let mut out = start.clone();
+            multiply(d, (&a, d), n, Strided { values: &b, row: r, column: 1 }, add, &mut out);
+            let expected: Vec<f64> = (0..d * r).map(|at| entry(at % d, at / d)).collect();
+            prop_assert!(close(&out, &expected));
+        }
+
+        /// The number of columns does not change the bits of one.
+        #[test]
+        fn columns_do_not_depend_on_each_other(d in 1..70_usize, n in 1..20_usize) {
+            let (a, x) = (numbers(d * n, 1), numbers(d, 3));
+            let (mut all, mut one) = (vec![0.0; n], [0.0]);
+            products(&a, &x, &mut all);
+            for (column, together) in a.chunks_exact(d).zip(&all) {
+                products(column, &x, &mut one);
+                prop_assert_eq!(one[0].to_bits(), together.to_bits());
+            }
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! The roots of the secular equation and the eigenvectors that belong to them, many at a time.
+//!
+//! ```text
+//! f(x) = 1 + sum_i s_i / (d_i - x)        n poles d_i ascending, s_i > 0, one root above each pole
+//! ```
+//!
+//! Each lane of a vector holds one root as (origin, side, offset): x = origin + side * offset, with the nearest pole
+//! as origin and the offset positive. Seen from there every root looks the same: its own pole at 0, the other
+//! neighbour at `span`, the offset in between and at most half way, and side * f growing from minus infinity. The last root has no
+//! neighbour above it: a pole of no weight, out of reach, takes its place.
+
+use pulp::{Arch, Simd, WithSimd};
+
+const EPS: f64 = f64::EPSILON;
+
+/// The most lanes that a vector has.
+pub const LANES_MAX: usize = 8;
+
+/// Evaluations before the bracket is only halved, and before it is as good as it gets.
+const STEPS_MAX: usize = 40;
+const EVALUATIONS_MAX: usize = 160;
+
+/// A step this small, in units of the offset, is the last: convergence is quadratic, and the offset is the smaller of the
+/// distances to both neighbours.
+const CLOSE: f64 = 1e-8;
+
+/// Where roots are; padded to whole vectors.
+#[derive(Debug, Clone, Default)]
+pub struct Places {
+    count: usize,
+    origin: Vec<f64>,
+    side: Vec<f64>,
+    offset: Vec<f64>,
+    /// Neighbouring poles and their weights, while the roots are sought.
+    poles: Vec<f64>,
+    squares: Vec<f64>,
+    right: Vec<f64>,
+    right_square: Vec<f64>,
+}
+
+impl Places {
+    /// Root `j`.
+    pub fn value(&self, j: usize) -> f64 {
+        self.origin[j] + self.side[j] * self.offset[j]
+    }
+
+    /// Those of `other` at `kept`.
+    pub fn pick(&mut self, other: &Self, kept: &[usize]) {
+        self.count = kept.len();
+        let padded = kept.len().next_multiple_of(LANES_MAX);
+        for (to, from) in
+            [(&mut self.origin, &other.origin), (&mut self.side, &other.side), (&mut self.offset, &other.offset)]
+        {
+            to.clear();
+            to.extend(kept.iter().map(|&j| from[j]));
+            let last = to.last().copied().unwrap_or(0.0);
+            to.resize(padded, last);
+        }
+    }
+
+    /// Lays out neighbouring poles. What is beyond the last root repeats it.
+    fn start(&mut self, poles: &[f64], squares: &[f64], total: f64) {
+        let (n, padded) = (poles.len(), poles.len().next_multiple_of(LANES_MAX));
+        let (last, beyond) = (poles[n - 1], poles[n - 1] + 4.0 * total);
+        let fill = |to: &mut Vec<f64>, from: &[f64], rest: f64| {
+            to.clear();
+            to.extend_from_slice(from);
+            to.resize(padded, rest);
+        };
+        self.count = n;
+        fill(&mut self.origin, poles, last);
+        fill(&mut self.offset, squares, squares[n - 1]);
+        fill(&mut self.right, &poles[1..], beyond);
+        fill(&mut self.right_square, &squares[1..], 0.0);
+        fill(&mut self.side, &[], 1.0);
+        // Poles of no weight complete groups of poles.
+        fill(&mut self.poles, poles, beyond);
+        fill(&mut self.squares, squares, 0.0);
+    }
+}
+
+/// Finds all roots. Poles are scaled so that the largest of them and of the roots is about 1.
+pub fn find(poles: &[f64], squares: &[f64], places: &mut Places) {
+    if poles.is_empty() {
+        places.count = 0;
+        return;
+    }
+    let total = squares.iter().sum();
+    places.start(poles, squares, total);
+    Arch::new().dispatch(Find { total, places });
+}
+
+/// The components for which the roots found are exact, up to a common factor and their signs.
+pub fn refine(poles: &[f64], places: &Places, refined: &mut Vec<f64>) {
+    refined.clear();
+    refined.resize(poles.len(), 0.0);
+    Arch::new().dispatch(Refine { poles, places, refined });
+}
+
+/// The eigenvectors of the roots at `places`: the entry of pole i and root j is put at `rows[i]` + j.
+pub fn vectors(poles: &[f64], refined: &[f64], places: &Places, rows: &[usize], out: &mut [f64]) {
+    Arch::new().dispatch(Vectors { poles, refined, places, rows, out });
+}
+
+/// As many roots as a vector has lanes.
+#[derive(Clone, Copy)]
+struct Lanes<S: Simd> {
+    origin: S::f64s,
+    side: S::f64s,
+    offset: S::f64s,
+}
+
+impl<S: Simd> Lanes<S> {
+    #[inline(always)]
+    fn at(places: &Places, block: usize) -> Self {
+        let load = |from: &[f64]| S::as_simd_f64s(from).0[block];
+        Self { origin: load(&places.origin), side: load(&places.side), offset: load(&places.offset) }
+    }
+
+    /// d - x, without the cancellation.
+    #[inline(always)]
+    fn gap(self, simd: S, pole: S::f64s) -> S::f64s {
+        simd.negate_mul_add_e_f64s(self.side, self.offset, simd.sub_f64s(pole, self.origin))
+    }
+
+    /// Inverses of four gaps, by one division.
+    #[inline(always)]
+    fn inverses(self, simd: S, poles: &[f64; 4]) -> [S::f64s; 4] {
+        let [a, b, c, d] = poles.map(|pole| self.gap(simd, simd.splat_f64s(pole)));
+        let (ab, cd) = (simd.mul_f64s(a, b), simd.mul_f64s(c, d));
+        let all = simd.div_f64s(simd.splat_f64s(1.0), simd.mul_f64s(ab, cd));
+        let (one_ab, one_cd) = (simd.mul_f64s(all, cd), simd.mul_f64s(all, ab));
+        [simd.mul_f64s(one_ab, b), simd.mul_f64s(one_ab, a), simd.mul_f64s(one_cd, d), simd.mul_f64s(one_cd, c)]
+    }
+}
+
+struct Find<'a> {
+    total: f64,
+    places: &'a mut Places,
+}
+
+impl WithSimd for Find<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        // Several vectors of roots at once: one alone would wait for its own last division most of the time.
+        let mut block = 0;
+        while block < self.places.count.div_ceil(S::F64_LANES) {
+            block += match self.places.count.div_ceil(S::F64_LANES) - block {
+                1 => self.search::<S, 1>(simd, block),
+                2 => self.search::<S, 2>(simd, block),
+                _ => self.search::<S, 3>(simd, block),
+            };
+        }
+    }
+}
+
+impl Find<'_> {
+    /// Finds the roots of B vectors, and returns B.
+    #[inline(always)]
+    fn search<S: Simd, const B: usize>(&mut self, simd: S, block: usize) -> usize {
+        let mut searches: [Search<S>; B] =
+            std::array::from_fn(|b| Search::start(simd, self.places, block + b, self.total));
+        for evaluation in 0..EVALUATIONS_MAX {
+            let mut done = true;
+            for search in &mut searches {
+                done &= search.advance(simd, self.places, evaluation);
+            }
+            if done {
+                break;
+            }
+        }
+        let Places { origin, side, offset, .. } = &mut *self.places;
+        for (b, Search { lanes, .. }) in searches.into_iter().enumerate() {
+            for (to, value) in [(&mut *origin, lanes.origin), (side, lanes.side), (offset, lanes.offset)] {
+                S::as_mut_simd_f64s(to).0[block + b] = value;
+            }
+        }
+        B
+    }
+}
+
+/// A search for as many roots as a vector has lanes.
+struct Search<S: Simd> {
+    /// Index of the first.
+    first: usize,
+    lanes: Lanes<S>,
+    /// From the origin to the other neighbour.
+    span: S::f64s,
+    low: S::f64s,
+    high: S::f64s,
+}
+
+impl<S: Simd> Search<S> {
+    /// Takes the nearer pole as origin and, as the first guess, the root of the two neighbours' terms with all others
+    /// as they are half way.
+    #[inline(always)]
+    fn start(simd: S, places: &Places, block: usize, total: f64) -> Self {
+        let load = |from: &[f64]| S::as_simd_f64s(from).0[block];
+        let (zero, one, two) = (simd.splat_f64s(0.0), simd.splat_f64s(1.0), simd.splat_f64s(2.0));
+        let (left, right) = (load(&places.origin), load(&places.right));
+        let (left_square, right_square) = (load(&places.offset), load(&places.right_square));
+        let span = simd.sub_f64s(right, left);
+        let half = simd.mul_f64s(simd.splat_f64s(0.5), span);
+        let middle = Lanes { origin: left, side: one, offset: half };
+        let first = block * S::F64_LANES;
+        let value = Sums::at(simd, places, first, middle).value(simd, one);
+
+        let is_left = simd.greater_than_or_equal_f64s(value, zero);
+        let origin = simd.select_f64s(is_left, left, right);
+        let side = simd.select_f64s(is_left, one, simd.neg_f64s(one));
+        let own = simd.select_f64s(is_left, left_square, right_square);
+
+        let neighbours = simd.div_f64s(simd.sub_f64s(left_square, right_square), half);
+        let c = simd.mul_f64s(side, simd.add_f64s(value, neighbours));
+        let squares = simd.add_f64s(left_square, right_square);
+        let b = simd.mul_add_e_f64s(c, span, squares);
+        let guess = quadratic(simd, c, b, simd.mul_f64s(own, span));
+
+        // Away from its pole by at least what the other terms, at their largest, leave to the pole's own.
+        let all = simd.add_f64s(half, simd.splat_f64s(total));
+        let low = simd.div_f64s(simd.mul_f64s(own, half), simd.mul_f64s(two, all));
+        let above = simd.greater_than_f64s(guess, low);
+        let below = simd.less_than_or_equal_f64s(guess, half);
+        let offset = simd.select_f64s(simd.and_m64s(above, below), guess, half);
+        Self { first, lanes: Lanes { origin, side, offset }, span, low, high: half }
+    }
+
+    /// Evaluates, and moves to better guesses; true once there are none.
+    #[inline(always)]
+    fn advance(&mut self, simd: S, places: &Places, evaluation: usize) -> bool {
+        let sums = Sums::at(simd, places, self.first, self.lanes).seen(simd, self.lanes.side);
+        let (value, offset) = (sums.value(simd, self.lanes.side), self.lanes.offset);
+        let negative = simd.less_than_f64s(value, simd.splat_f64s(0.0));
+        self.low = simd.select_f64s(negative, offset, self.low);
+        self.high = simd.select_f64s(negative, self.high, offset);
+        let tolerance = simd.splat_f64s(EPS * (places.count + 8) as f64);
+        let small = simd.mul_f64s(tolerance, sums.magnitude(simd));
+        let is_root = simd.less_than_or_equal_f64s(simd.abs_f64s(value), small);
+        let width = simd.sub_f64s(self.high, self.low);
+        let narrow = simd.mul_f64s(simd.splat_f64s(2.0 * EPS), self.low);
+        let done = simd.or_m64s(is_root, simd.less_than_or_equal_f64s(width, narrow));
+        let next = simd.add_f64s(offset, sums.step(simd, value, offset, self.span));
+        let next = self.bracketed(simd, next, done, evaluation < STEPS_MAX);
+        self.lanes.offset = simd.select_f64s(done, offset, next);
+        let step = simd.abs_f64s(simd.sub_f64s(next, offset));
+        let is_close = simd.less_than_or_equal_f64s(step, simd.mul_f64s(simd.splat_f64s(CLOSE), offset));
+        all(simd, simd.or_m64s(done, is_close))
+    }
+
+    /// A guess, where it is between the ends; else the bracket halved, by magnitude where its ends differ widely in it.
+    #[inline(always)]
+    fn bracketed(&self, simd: S, guess: S::f64s, done: S::m64s, trusted: bool) -> S::f64s {
+        let (low, high) = (self.low, self.high);
+        let inside = simd.and_m64s(simd.greater_than_f64s(guess, low), simd.less_than_f64s(guess, high));
+        if trusted && all(simd, simd.or_m64s(inside, done)) {
+            return guess;
+        }
+        let wide = simd.greater_than_f64s(high, simd.mul_f64s(simd.splat_f64s(4.0), low));
+        let geometric = simd.mul_f64s(simd.sqrt_f64s(low), simd.sqrt_f64s(high));
+        let mean = simd.mul_f64s(simd.splat_f64s(0.5), simd.add_f64s(low, high));
+        let halved = simd.select_f64s(wide, geometric, mean);
+        if trusted { simd.select_f64s(inside, guess, halved) } else { halved }
+    }
+}
+
+/// The terms of f and of its slope, of the poles on either side of the root.
+struct Sums<S: Simd> {
+    left: S::f64s,
+    right: S::f64s,
+    left_slope: S::f64s,
+    right_slope: S::f64s,
+}
+
+impl<S: Simd> Sums<S> {
+    #[inline(always)]
+    fn at(simd: S, places: &Places, first: usize, lanes: Lanes<S>) -> Self {
+        let zero = simd.splat_f64s(0.0);
+        let (mut left, mut right) = ([zero; 2], [zero; 2]);
+        let groups = places.poles.as_chunks::<4>().0.iter().zip(places.squares.as_chunks::<4>().0);
+        for (i, (poles, squares)) in groups.take(places.count.div_ceil(4)).enumerate() {
+            let inverses = lanes.inverses(simd, poles);
+            let terms: [S::f64s; 4] = std::array::from_fn(|l| simd.mul_f64s(simd.splat_f64s(squares[l]), inverses[l]));
+            // Poles and roots are in order: most groups of poles are on one side of all roots of the vector.
+            if 4 * i + 3 <= first {
+                add(simd, &mut left, terms, inverses);
+            } else if 4 * i >= first + S::F64_LANES {
+                add(simd, &mut right, terms, inverses);
+            } else {
+                add(simd, &mut left, terms.map(|term| simd.min_f64s(term, zero)), inverses);
+                add(simd, &mut right, terms.map(|term| simd.max_f64s(term, zero)), inverses);
+            }
+        }
+        Self { left: left[0], right: right[0], left_slope: left[1], right_slope: right[1] }
+    }
+
+    /// The same as seen from the origin.
+    #[inline(always)]
+    fn seen(self, simd: S, side: S::f64s) -> Self {
+        let is_left = simd.greater_than_f64s(side, simd.splat_f64s(0.0));
+        Self {
+            left: simd.select_f64s(is_left, self.left, simd.neg_f64s(self.right)),
+            right: simd.select_f64s(is_left, self.right, simd.neg_f64s(self.left)),
+            left_slope: simd.select_f64s(is_left, self.left_slope, self.right_slope),
+            right_slope: simd.select_f64s(is_left, self.right_slope, self.left_slope),
+        }
+    }
+
+    /// side * f
+    #[inline(always)]
+    fn value(&self, simd: S, side: S::f64s) -> S::f64s {
+        simd.add_f64s(side, simd.add_f64s(self.left, self.right))
+    }
+
+    /// The sum of magnitudes, to which rounding errors are in proportion.
+    #[inline(always)]
+    fn magnitude(&self, simd: S) -> S::f64s {
+        simd.add_f64s(simd.splat_f64s(1.0), simd.sub_f64s(self.right, self.left))
+    }
+
+    /// The way to the root of c + s / (0 - x) + t / (span - x), which has this function's value and, half by half, its
+    /// slopes.
+    #[inline(always)]
+    fn step(&self, simd: S, value: S::f64s, offset: S::f64s, span: S::f64s) -> S::f64s {
+        let right = simd.sub_f64s(span, offset);
+        let across = simd.mul_f64s(offset, right);
+        let slope = simd.add_f64s(self.left_slope, self.right_slope);
+        let c = simd.mul_add_e_f64s(offset, self.left_slope, value);
+        let c = simd.sub_f64s(c, simd.mul_f64s(right, self.right_slope));
+        let b = simd.mul_f64s(simd.sub_f64s(right, offset), value);
+        let b = simd.mul_add_e_f64s(across, slope, b);
+        quadratic(simd, c, b, simd.neg_f64s(simd.mul_f64s(across, value)))
+    }
+}
+
+/// The root of c x^2 - b x + p that is the smaller one where both have the sign of b / c, without cancellation.
+#[inline(always)]
+fn quadratic<S: Simd>(simd: S, c: S::f64s, b: S::f64s, p: S::f64s) -> S::f64s {
+    let (zero, two) = (simd.splat_f64s(0.0), simd.splat_f64s(2.0));
+    let four = simd.mul_f64s(simd.splat_f64s(4.0), simd.mul_f64s(c, p));
+    let square = simd.max_f64s(simd.sub_f64s(simd.mul_f64s(b, b), four), zero);
+    let root = simd.sqrt_f64s(square);
+    let positive = simd.greater_than_f64s(b, zero);
+    let above = simd.select_f64s(positive, simd.mul_f64s(two, p), simd.sub_f64s(b, root));
+    let below = simd.select_f64s(positive, simd.add_f64s(b, root), simd.mul_f64s(two, c));
+    simd.div_f64s(above, below)
+}
+
+/// Adds four terms to a sum, and their slopes to its slope.
+#[inline(always)]
+fn add<S: Simd>(simd: S, [sum, slope]: &mut [S::f64s; 2], terms: [S::f64s; 4], inverses: [S::f64s; 4]) {
+    let [a, b, c, d] = terms;
+    *sum = simd.add_f64s(*sum, simd.add_f64s(simd.add_f64s(a, b), simd.add_f64s(c, d)));
+    let first = simd.mul_add_e_f64s(b, inverses[1], simd.mul_f64s(a, inverses[0]));
+    let second = simd.mul_add_e_f64s(d, inverses[3], simd.mul_f64s(c, inverses[2]));
+    *slope = simd.add_f64s(*slope, simd.add_f64s(first, second));
+}
+
+#[inline(always)]
+fn all<S: Simd>(simd: S, mask: S::m64s) -> bool {
+    simd.first_true_m64s(simd.not_m64s(mask)) >= S::F64_LANES
+}
+
+struct Refine<'a> {
+    poles: &'a [f64],
+    places: &'a Places,
+    refined: &'a mut [f64],
+}
+
+impl WithSimd for Refine<'_> {
+    type Output = ();
+
+    /// Here a lane is a pole: |product over j of (d_i - x_j) / (d_i - d_j)|, without the pole itself below.
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let one = simd.splat_f64s(1.0);
+        for (poles, refined) in self.poles.chunks(S::F64_LANES).zip(self.refined.chunks_mut(S::F64_LANES)) {
+            let d = simd.partial_load_f64s(poles);
+            let mut product = one;
+            // A few factors at a time stay in range, however small some are.
+            for start in (0..self.poles.len()).step_by(FACTORS) {
+                let (mut above, mut below) = (one, one);
+                for j in start..(start + FACTORS).min(self.poles.len()) {
+                    let Places { origin, side, offset, .. } = self.places;
+                    let [origin, side, offset] = [origin[j], side[j], offset[j]].map(|x| simd.splat_f64s(x));
+                    above = simd.mul_f64s(above, Lanes { origin, side, offset }.gap(simd, d));
+                    let other = simd.splat_f64s(self.poles[j]);
+                    let factor = simd.sub_f64s(d, other);
+                    below = simd.mul_f64s(below, simd.select_f64s(simd.equal_f64s(d, other), one, factor));
+                }
+                product = simd.mul_f64s(product, simd.div_f64s(above, below));
+            }
+            simd.partial_store_f64s(refined, simd.sqrt_f64s(simd.abs_f64s(product)));
+        }
+    }
+}
+
+const FACTORS: usize = 8;
+
+struct Vectors<'a> {
+    poles: &'a [f64],
+    refined: &'a [f64],
+    places: &'a Places,
+    rows: &'a [usize],
+    out: &'a mut [f64],
+}
+
+impl WithSimd for Vectors<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let lanes = S::F64_LANES;
+        for block in 0..self.places.count.div_ceil(lanes) {
+            let at = block * lanes;
+            let places = Lanes::<S>::at(self.places, block);
+            let mut norm = simd.splat_f64s(0.0);
+            let mut entry = |inverse: S::f64s, refined: f64, row: usize| {
+                let x = simd.mul_f64s(simd.splat_f64s(refined), inverse);
+                norm = simd.mul_add_e_f64s(x, x, norm);
+                S::as_mut_simd_f64s(&mut self.out[row + at..row + at + lanes]).0[0] = x;
+            };
+            let (fours, rest) = self.poles.as_chunks::<4>();
+            for (i, poles) in fours.iter().enumerate() {
+                let inverses = places.inverses(simd, poles);
+                (0..4).for_each(|l| entry(inverses[l], self.refined[4 * i + l], self.rows[4 * i + l]));
+            }
+            for (l, &pole) in rest.iter().enumerate() {
+                let i = 4 * fours.len() + l;
+                let gap = places.gap(simd, simd.splat_f64s(pole));
+                entry(simd.div_f64s(simd.splat_f64s(1.0), gap), self.refined[i], self.rows[i]);
+            }
+            // Lanes beyond the last root are none.
+            let real = [1.0; LANES_MAX];
+            let real = simd.partial_load_f64s(&real[..lanes.min(self.places.count - at)]);
+            let scale = simd.div_f64s(real, simd.sqrt_f64s(norm));
+            for &row in self.rows {
+                let x = &mut S::as_mut_simd_f64s(&mut self.out[row + at..row + at + lanes]).0[0];
+                *x = simd.mul_f64s(*x, scale);
+            }
+        }
+    }
+}
