@@ -189,8 +189,8 @@ impl Multiply<'_> {
         let whole = rows == R * S::F64_LANES;
         let mut sums = [[simd.splat_f64s(0.0); R]; C];
         if self.add {
-            for c in 0..C {
-                sums[c] = load(simd, &self.out[(j + c) * self.d + at..][..rows], whole);
+            for (c, sums) in sums.iter_mut().enumerate() {
+                *sums = load(simd, &self.out[(j + c) * self.d + at..][..rows], whole);
             }
         }
         let b: [&[f64]; C] =
@@ -204,8 +204,8 @@ impl Multiply<'_> {
                 }
             }
         }
-        for c in 0..C {
-            store(simd, &mut self.out[(j + c) * self.d + at..][..rows], sums[c], whole);
+        for (c, sums) in sums.into_iter().enumerate() {
+            store(simd, &mut self.out[(j + c) * self.d + at..][..rows], sums, whole);
         }
     }
 }
