@@ -94,7 +94,7 @@ fn examples(dim: usize, models: usize, count: usize, repeated: bool) -> Vec<Exam
     let uniform = vec![1.0 / models as f64; models];
     let example = |i: usize| {
         let reward = f64::from(u8::from(i * 7 % 5 < 2));
-        let query = if repeated && i % 10 != 0 { pool[i * 7 % POOL].clone() } else { queries.draw() };
+        let query = if repeated && !i.is_multiple_of(10) { pool[i * 7 % POOL].clone() } else { queries.draw() };
         Example::new(query, i * 3 % models, uniform.clone(), None, reward).expect("a good example")
     };
     (0..count).map(example).collect()

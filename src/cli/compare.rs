@@ -33,7 +33,7 @@ use crate::wire::dataset::Dataset;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Who learns: names as in learner.algorithm, each with [learner] keys of its own after colons, e.g.
+    /// Who learns: names as in learner.algorithm, each with keys of `learner` of its own after colons, e.g.
     /// lin-ucb:features=linear:alpha=1; `configured` is what the configuration says
     #[arg(long, value_delimiter = ',', default_value = DEFAULT_ALGORITHMS)]
     algorithms: Vec<String>,

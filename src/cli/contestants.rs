@@ -17,7 +17,7 @@ pub fn contestants(asked: &[String], base: &LearnerConfig) -> anyhow::Result<Vec
     asked.iter().map(|text| contestant(text, base).with_context(|| format!("--algorithms {text}"))).collect()
 }
 
-/// `name:key=value:key=value`: [learner] with these keys.
+/// `name:key=value:key=value`: the keys of `learner`, with these.
 fn contestant(text: &str, base: &LearnerConfig) -> anyhow::Result<Contestant> {
     let mut parts = text.split(':');
     let name = parts.next().unwrap_or_default();

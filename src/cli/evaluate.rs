@@ -31,7 +31,7 @@ pub struct Args {
     /// Parameters to judge as they are
     #[arg(long, num_args = 1.., value_name = "FILE")]
     params: Vec<PathBuf>,
-    /// Algorithms to judge while they learn: names as in learner.algorithm, each with [learner] keys of its own after
+    /// Algorithms to judge while they learn: names as in learner.algorithm, each with keys of `learner` of its own after
     /// colons; `configured` is what the configuration says
     #[arg(long, value_delimiter = ',', value_name = "NAME[:KEY=VALUE]..")]
     algorithms: Vec<String>,

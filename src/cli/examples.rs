@@ -36,7 +36,7 @@ impl LogArgs {
         Name::try_from(self.space.as_str()).map_err(|e| Failure::Usage(anyhow!("--space: {e}")))
     }
 
-    /// [learner] as it is for the space.
+    /// The keys of `learner`, as they are for the space.
     pub fn learner(&self, config: &Config) -> Result<LearnerConfig, Failure> {
         match config.spaces.get(&self.space) {
             Some(keys) => merged(&config.learner, keys).map_err(Failure::Usage),
@@ -96,7 +96,7 @@ impl LogArgs {
     }
 }
 
-/// [learner] with the keys of a space.
+/// The keys of `learner` with those of a space.
 fn merged(learner: &LearnerConfig, keys: &serde_json::Map<String, serde_json::Value>) -> anyhow::Result<LearnerConfig> {
     let mut all = serde_json::to_value(learner)?;
     if let Some(all) = all.as_object_mut() {

@@ -27,7 +27,7 @@ struct Member {
 enum Judged {
     Logged,
     Params { params: Params, places: Vec<Option<usize>> },
-    Learner(Trainer),
+    Learner(Box<Trainer>),
     Always(usize),
     Uniform,
 }
@@ -60,7 +60,7 @@ impl Panel {
             members.push(Member { name, policy: Judged::Params { params, places } });
         }
         let learners = contestants.into_iter().map(|Contestant { name, spec }| (name, Trainer::new(spec)));
-        members.extend(learners.map(|(name, trainer)| Member { name, policy: Judged::Learner(trainer) }));
+        members.extend(learners.map(|(name, trainer)| Member { name, policy: Judged::Learner(Box::new(trainer)) }));
         members.push(Member { name: "uniform".to_owned(), policy: Judged::Uniform });
         let alone = |(m, model): (usize, &Name)| Member { name: format!("always {model}"), policy: Judged::Always(m) };
         members.extend(models.iter().enumerate().map(alone));

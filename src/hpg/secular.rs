@@ -8,7 +8,7 @@
 //! neighbouring poles d_i. Components too small to matter and poles too close to tell apart are deflated first; each
 //! root is held as an offset from its nearest pole, so that differences x_j - d_i keep their relative accuracy; and
 //! the components z are recomputed from the roots found (Gu and Eisenstat 1994), which makes R orthogonal to
-//! rounding however close the roots are. The roots themselves are found many at a time: see [`roots`](super::roots).
+//! rounding however close the roots are. The roots themselves are found many at a time: see [`roots`].
 
 use super::aligned::Aligned;
 use super::roots::{self, Places};
