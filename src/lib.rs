@@ -18,7 +18,7 @@
 //! - [`router`]: parameters and a query in, a distribution over models out.
 //! - [`wire`]: versioned formats of what leaves the process.
 //! - [`simulate`]: worlds that know the truth, and traffic in them.
-//! - [`evaluate`]: what policies are worth offline, where every reward is known.
+//! - [`evaluate`]: what policies are worth, where every reward is known and on logs of what was chosen.
 //!
 //! The edges, behind the feature `daemon`: `cli` (the program's commands), `runner` (what drives the engine),
 //! `transport` (where events come from and parameters go), `http` (the router sidecar, the learner's state), the stores on
