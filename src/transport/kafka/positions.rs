@@ -38,8 +38,14 @@ pub struct Gap {
     pub problem: Problem,
 }
 
-/// All partitions of both topics, each where it was left; and what is missing, where that is accepted.
-pub fn resolve(cluster: &Cluster, state: &MergeState, accept_gap: bool) -> Result<(Vec<Place>, Vec<Gap>), Problem> {
+/// All partitions of both topics, or those of a `lane`, each where it was left; and what is missing, where that is
+/// accepted.
+pub fn resolve(
+    cluster: &Cluster,
+    state: &MergeState,
+    lane: Option<i32>,
+    accept_gap: bool,
+) -> Result<(Vec<Place>, Vec<Gap>), Problem> {
     let topics = &cluster.config.topics;
     let (queries, rewards) = super::topics::check_partitions(cluster)?;
     let ids = cluster.topic_ids(&[&topics.queries, &topics.rewards])?;
@@ -50,7 +56,7 @@ pub fn resolve(cluster: &Cluster, state: &MergeState, accept_gap: bool) -> Resul
     let mut unclaimed = state.positions.clone();
     let (mut places, mut gaps) = (Vec::new(), Vec::new());
     for (side, topic, number) in [(Side::Query, &topics.queries, queries), (Side::Reward, &topics.rewards, rewards)] {
-        for partition in 0..number as i32 {
+        for partition in (0..number as i32).filter(|partition| lane.is_none_or(|lane| lane == *partition)) {
             let name = name(topic, &ids, partition);
             let (low, high) = cluster.watermarks(topic, partition)?;
             let position = match unclaimed.remove(&name) {
@@ -79,6 +85,16 @@ pub fn resolve(cluster: &Cluster, state: &MergeState, accept_gap: bool) -> Resul
         gaps.push(Gap { log, offsets: (position.floor, position.floor), problem });
     }
     Ok((places, gaps))
+}
+
+/// Positions of partitions, by their names in snapshots.
+pub fn of(places: &[Place]) -> BTreeMap<String, Position> {
+    places.iter().map(|place| (place.name.clone(), place.position.clone())).collect()
+}
+
+/// The present ends of partitions.
+pub fn ends(cluster: &Cluster, places: &[Place]) -> Result<Vec<u64>, Problem> {
+    places.iter().map(|place| Ok(cluster.watermarks(&place.topic, place.partition)?.1)).collect()
 }
 
 /// Fails if a topic was deleted and made again since it is read. Where no broker answers there is nothing to tell.

@@ -7,6 +7,7 @@ use rdkafka::admin::{NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::error::RDKafkaErrorCode;
 
 use super::cluster::{Cluster, Problem, failed};
+use super::state::VALUE_BYTES_MAX;
 use crate::config::{Lanes, Method, Settings, Spec};
 use crate::event::Name;
 use crate::policy::log_quadratic::RECENT_MAX;
@@ -52,6 +53,9 @@ pub struct Found {
 
 /// What a message takes besides the event in it: headers of a dead letter, the frame of a batch.
 const AROUND: usize = 16 << 10;
+
+/// Within this time somebody takes over a lane whose owner has died.
+const TAKE_OVER_MS: u64 = 600_000;
 
 /// The brokers' own default of max.message.bytes.
 const DEFAULT_MESSAGE_BYTES: usize = 1_048_588;
@@ -210,6 +214,40 @@ pub async fn check_params(cluster: &Cluster, settings: &Settings) -> Result<usiz
     let around = bytes - spec.models.len() * rank(spec) * model_bytes(spec);
     let rank = most.saturating_sub(around) / (spec.models.len() * model_bytes(spec)).max(1);
     Err(Problem::OversizedParams { space: space.to_string(), bytes, most, topic: topic.clone(), rank })
+}
+
+/// Whether lanes can move: their states have a place, and what a lane that is taken over reads again is still there.
+pub async fn check_lanes(cluster: &Cluster, settings: &Settings, partitions: usize) -> Result<(), Problem> {
+    let topics = &cluster.config.topics;
+    let topic = topics.snapshots.clone();
+    let bad =
+        |problem: String, wanted: String| Err(Problem::BadSnapshotsTopic { topic: topic.clone(), problem, wanted });
+    let found = cluster.partitions(&topic)?;
+    if found < partitions {
+        let wanted = format!("it must have as many as {}, {partitions}: add partitions to it", topics.queries);
+        return bad(format!("has {found} partitions"), wanted);
+    }
+    let of_topic = settings_of(cluster, &topic).await?;
+    let policy = of_topic.get("cleanup.policy").map_or("", String::as_str);
+    if policy != "compact" {
+        let wanted = "it must be \"compact\", or the state of a lane would be deleted with time: change it".to_owned();
+        return bad(format!("has cleanup.policy = {policy:?}"), wanted);
+    }
+    let (most, least) = (message_bytes(&of_topic), VALUE_BYTES_MAX + AROUND);
+    if most < least {
+        return bad(format!("has max.message.bytes = {most}"), format!("it must be {least} or more: raise it"));
+    }
+    let join = &settings.join;
+    let wanted = (join.window_ms + join.early_ms + settings.reorder_ms).saturating_add(TAKE_OVER_MS);
+    for topic in [&topics.queries, &topics.rewards] {
+        let of_topic = settings_of(cluster, topic).await?;
+        // None, or less than zero: for ever.
+        let retention = of_topic.get("retention.ms").and_then(|ms| ms.parse::<u64>().ok());
+        if let Some(found) = retention.filter(|found| *found < wanted) {
+            return Err(Problem::ShortRetention { topic: topic.clone(), found, wanted });
+        }
+    }
+    Ok(())
 }
 
 /// The partition of a space among so many, as every producer's default partitioner has it for the key.
