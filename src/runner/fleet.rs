@@ -293,6 +293,13 @@ impl<'a> Fleet<'a> {
     fn check(&mut self) -> anyhow::Result<()> {
         let places: Vec<Place> = self.lanes.values().flat_map(|lane| lane.places.clone()).collect();
         positions::check_ids(self.cluster, &places)?;
+        let (topic, before) = (&self.cluster.config.topics.queries, self.desk.partitions);
+        // Where no broker answers there is nothing to tell.
+        if let Ok(now) = self.cluster.partitions(topic)
+            && now != before
+        {
+            return Err(Problem::MorePartitions { topic: topic.clone(), before, now }.into());
+        }
         self.settle();
         Ok(())
     }

@@ -5,6 +5,7 @@ mod fleet;
 pub mod follow;
 mod keeper;
 mod lane;
+pub mod repartition;
 
 use std::io;
 use std::path::PathBuf;

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminOptions, AlterConfig, NewPartitions, ResourceSpecifier};
 use rdkafka::message::Message;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use serde_json::{Value, json};
@@ -280,8 +281,11 @@ fn every_request_is_applied_once_by_the_whole_fleet() {
             instances[leaver].start();
         }
     }
-    await_all(&instances, lanes);
-    let owned: Vec<usize> = instances.iter().map(|instance| instance.lanes().len()).collect();
+    let start = Instant::now();
+    while instances.iter().any(|instance| instance.lanes().len() != lanes / 3) {
+        assert!(start.elapsed() < Duration::from_secs(60), "not shared evenly\n{}", logs(&instances));
+        std::thread::sleep(Duration::from_millis(50));
+    }
     let (requests, rewarded) = load.stop();
     await_applied(&instances, rewarded.len() as u64);
     for instance in &instances {
@@ -298,8 +302,8 @@ fn every_request_is_applied_once_by_the_whole_fleet() {
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
     let each: Vec<f64> = openings.iter().map(|(lanes, ms)| *ms as f64 / *lanes as f64).collect();
     println!(
-        "{requests} requests, {kills} kills: {} applied, each once; lanes at the end {owned:?}; {:.1} s from a kill until \
-         all lanes are owned again (session of 3 s), {:.0} ms a lane to open from the topic ({} lanes)",
+        "{requests} requests, {kills} kills: {} applied, each once; {:.1} s from a kill until all lanes are owned again \
+         (session of 3 s), {:.0} ms a lane to open from the topic ({} lanes)",
         rewarded.len(),
         mean(&absences),
         mean(&each),
@@ -336,6 +340,192 @@ fn a_zombie_changes_nothing() {
     let (requests, rewarded) = load.stop();
     await_applied(&instances, rewarded.len() as u64);
     instances.iter_mut().for_each(Instance::leave);
+    check(&place, &instances, lanes, requests, &rewarded);
+    check_history(&place);
+}
+
+/// The same configuration with lanes, for commands that run once.
+const BY_PARTITION: [&str; 2] = ["--set", "transport.kafka.lanes=partition"];
+
+fn learn_once(place: &Place) -> Value {
+    let output = place.ok(&[&["learn", "--once", "--json"][..], &BY_PARTITION].concat());
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Requests with rewards, so many of each space.
+fn send(place: &Place, brokers: &str, spaces: usize, from: u64, to: u64) {
+    let mut settings = ClientConfig::new();
+    let producer: BaseProducer =
+        settings.set("bootstrap.servers", brokers).set("partitioner", "murmur2_random").create().unwrap();
+    for number in from..to {
+        for space in 0..spaces {
+            let (id, space) = (format!("r{number}"), format!("space-{space}"));
+            let ts_ms = 1_700_000_000_000 + 10 * number;
+            let event = json!({"request_id": id, "space": space, "ts_ms": ts_ms, "query": [1, 2, 3, 4, 5, 6, 7, 8],
+                "model": "a", "propensities": {"a": 0.5, "b": 0.5}});
+            producer.send(BaseRecord::to(place.topic("queries")).key(&space).payload(&event.to_string())).unwrap();
+            let event = json!({"request_id": id, "space": space, "ts_ms": ts_ms + 5, "reward": 1});
+            producer.send(BaseRecord::to(place.topic("rewards")).key(&space).payload(&event.to_string())).unwrap();
+        }
+    }
+    producer.flush(Duration::from_secs(30)).unwrap();
+}
+
+fn grow(place: &Place, to: usize) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let admin = place.admin();
+    for topic in ["queries", "rewards", "snapshots"] {
+        let more = NewPartitions::new(place.topic(topic), to);
+        runtime.block_on(admin.create_partitions(&[more], &AdminOptions::new())).unwrap()[0].as_ref().unwrap();
+    }
+}
+
+#[test]
+fn spaces_follow_their_partitions_when_a_topic_grows() {
+    let Some(brokers) = broker::shared() else { return };
+    let place = place(brokers, 3);
+    let spaces = 12;
+    send(&place, brokers, spaces, 0, 10);
+    assert_eq!(learn_once(&place)["applied"], json!(120));
+    let says = |arguments: &[&str], expected: &[&str]| {
+        let text = place.fails(&[arguments, &BY_PARTITION].concat());
+        expected.iter().for_each(|part| assert!(text.contains(part), "{part:?} is not in: {text}"));
+    };
+    says(&["repartition"], &["spread over 3 partitions", "nothing to do"]);
+    grow(&place, 5);
+    // The new partitions are seen within the time that a client keeps what it knows.
+    says(&["learn", "--once"], &["has 5 partitions, it had 3", "pointsman repartition"]);
+    let output = place.ok(&[&["repartition", "--json"][..], &BY_PARTITION].concat());
+    let moved: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&moved["before"], &moved["now"], &moved["spaces"]), (&json!(3), &json!(5), &json!(12)));
+    assert!(moved["moved"].as_u64().unwrap() > 0, "{moved}");
+    send(&place, brokers, spaces, 10, 20);
+    // Another instance, which knows the topics alone; and one with a store of before.
+    let judged = summary(&place);
+    let again = learn_once(&place);
+    for found in [judged, again] {
+        assert_eq!(
+            (&found["queries"], &found["applied"], &found["dead_letters"]),
+            (&json!(240), &json!(240), &json!(0))
+        );
+        for space in 0..spaces {
+            assert_eq!(found["spaces"][format!("space-{space}")]["version"], json!(20), "{found}");
+        }
+    }
+    check_history(&place);
+    // What was not read is not forgotten silently.
+    send(&place, brokers, spaces, 20, 21);
+    grow(&place, 7);
+    says(&["repartition"], &["were not learned from", "learn --once", "--accept-gap"]);
+    place.ok(&[&["repartition", "--accept-gap"][..], &BY_PARTITION].concat());
+    let found = learn_once(&place);
+    let of = |key: &str| found[key].as_u64().unwrap();
+    assert_eq!(
+        (of("queries"), of("rewards"), of("queries") + of("rewards")),
+        (252, 252, 2 * of("applied") + of("dead_letters"))
+    );
+    assert!(of("dead_letters") > 0, "{found}");
+}
+
+/// Wherever the process dies, the log of applied requests and the state come to the same.
+#[test]
+fn a_crash_anywhere_in_a_snapshot_is_of_no_consequence() {
+    let Some(brokers) = broker::shared() else { return };
+    let place = place(brokers, 2);
+    let spaces = 6;
+    let applied = || -> Vec<String> {
+        let read = |lane: i32| fs::read_to_string(place.dir.path().join(format!("audit-partition-{lane}.jsonl")));
+        let text: String = (0..2).map(|lane| read(lane).unwrap_or_default()).collect();
+        let id = |line: &str| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            format!("{} {}", line["space"], line["request_id"])
+        };
+        text.lines().map(id).collect()
+    };
+    let mut sent = 0;
+    for name in ["before-publish", "mid-publish", "after-publish", "before-persist", "after-persist"] {
+        // The first two are the first snapshots of the lanes, the next are those with the events.
+        for nth in [1, 3, 4] {
+            send(&place, brokers, spaces, sent, sent + 3);
+            sent += 3;
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pointsman"));
+            command.args(["learn", "--once", "--config"]).arg(&place.config).args(BY_PARTITION);
+            let output = command.env("POINTSMAN_FAILPOINT", format!("{name}={nth}")).output().unwrap();
+            assert!(!output.status.success(), "{name}={nth}: {}", String::from_utf8_lossy(&output.stderr));
+            assert_eq!(learn_once(&place)["applied"], json!(sent * spaces as u64), "{name}={nth}");
+            let (all, unique) = (applied(), applied().into_iter().collect::<BTreeSet<_>>());
+            assert_eq!(
+                (all.len() as u64, unique.len() as u64),
+                (sent * spaces as u64, sent * spaces as u64),
+                "{name}={nth}"
+            );
+        }
+    }
+    check_history(&place);
+}
+
+#[test]
+fn what_lanes_need_is_checked() {
+    let Some(brokers) = broker::shared() else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let place = place(brokers, 3);
+    let says = |expected: &[&str]| {
+        let text = place.fails(&[&["learn", "--once"][..], &BY_PARTITION].concat());
+        expected.iter().for_each(|part| assert!(text.contains(part), "{part:?} is not in: {text}"));
+    };
+    let set = |topic: &str, key: &str, value: &str| {
+        let topic = place.topic(topic).to_owned();
+        let change = AlterConfig::new(ResourceSpecifier::Topic(&topic)).set(key, value);
+        runtime.block_on(place.admin().alter_configs(&[change], &AdminOptions::new())).unwrap()[0].as_ref().unwrap();
+    };
+    set("rewards", "retention.ms", "60000");
+    says(&[place.topic("rewards"), "retention.ms", "60000", "join.window_ms"]);
+    set("rewards", "retention.ms", "-1");
+    set("snapshots", "cleanup.policy", "delete");
+    says(&[place.topic("snapshots"), "cleanup.policy", "compact"]);
+    set("snapshots", "cleanup.policy", "compact");
+    learn_once(&place);
+    // With one lane there is nothing to stand by for.
+    let output = place.run(&["learn", "--set", "transport.kafka.standby=true"]);
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Lanes that are followed are taken over without reading all of their topic.
+#[test]
+fn a_standby_takes_over() {
+    let Some(brokers) = broker::shared() else { return };
+    let (lanes, spaces) = (4, 20);
+    let place = place(brokers, lanes);
+    let mut instances = vec![Instance::new(&place, "i0", ""), Instance::new(&place, "i1", "standby = true\n")];
+    instances[0].start();
+    let load = Load::start(&place, brokers, spaces);
+    await_all(&instances, lanes);
+    let mut absences = Vec::new();
+    for _ in 0..sized(2, 20) {
+        instances[1].start();
+        let start = Instant::now();
+        while instances.iter().any(|instance| instance.lanes().is_empty()) {
+            assert!(start.elapsed() < Duration::from_secs(60), "{}", logs(&instances));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        instances[0].kill();
+        absences.push(await_all(&instances, lanes).as_secs_f64());
+        instances[0].start();
+        await_all(&instances, lanes);
+        instances[1].leave();
+        await_all(&instances, lanes);
+    }
+    let (requests, rewarded) = load.stop();
+    await_applied(&instances, rewarded.len() as u64);
+    let opened = |instance: &Instance| {
+        let openings = instance.openings();
+        let (lanes, ms) = openings.iter().fold((0, 0), |sum, each| (sum.0 + each.0, sum.1 + each.1));
+        format!("{:.0} ms a lane ({lanes})", ms as f64 / lanes.max(1) as f64)
+    };
+    println!("take-over, cold: {}; by a standby: {}", opened(&instances[0]), opened(&instances[1]));
+    println!("from a kill until all lanes are owned again, session of 3 s: {absences:.1?} s");
+    assert!(!log_of(&instances[1].config).contains("is not whole"), "{}", logs(&instances));
+    instances[0].leave();
     check(&place, &instances, lanes, requests, &rewarded);
     check_history(&place);
 }

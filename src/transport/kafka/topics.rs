@@ -72,13 +72,21 @@ pub fn wanted(cluster: &Cluster, settings: &Settings) -> Vec<Wanted> {
             Wanted { name: name.clone(), used_for, partitions, settings, message_bytes }
         };
     let compact = [("cleanup.policy", "compact".to_owned())];
+    // Who takes over a lane reads its partition from the beginning: it is compacted early, and in small pieces.
+    let state = [
+        ("cleanup.policy", "compact".to_owned()),
+        ("segment.bytes", (16 << 20).to_string()),
+        ("segment.ms", 600_000.to_string()),
+        ("min.cleanable.dirty.ratio", "0.1".to_owned()),
+        ("delete.retention.ms", 3_600_000.to_string()),
+    ];
     let kept = |ms: i64| [("cleanup.policy", "delete".to_owned()), ("retention.ms", ms.to_string())];
     let (events, topics) = (settings.events.bytes_max, &config.topics);
     vec![
         topic(&topics.queries, Use::Events, create.partitions, 0, &kept(create.retention_ms)),
         topic(&topics.rewards, Use::Events, create.partitions, 0, &kept(create.retention_ms)),
         topic(&topics.params, Use::State, 1, params_bytes, &compact),
-        topic(&topics.snapshots, Use::State, create.partitions, 0, &compact),
+        topic(&topics.snapshots, Use::State, create.partitions, VALUE_BYTES_MAX + AROUND, &state),
         topic(&topics.dead_letters, Use::DeadLetters, 1, events + AROUND, &kept(create.dead_letters_retention_ms)),
     ]
 }
@@ -115,7 +123,11 @@ fn rank(spec: &Spec) -> usize {
 
 /// Makes the topics that are missing, unless only `check`ed; says what is wrong with the others.
 pub async fn init(cluster: &Cluster, settings: &Settings, check: bool) -> Result<Vec<Found>, Problem> {
-    let wanted = wanted(cluster, settings);
+    let mut wanted = wanted(cluster, settings);
+    // A lane has a partition of its own there.
+    let lanes = cluster.partitions(&cluster.config.topics.queries).unwrap_or(0) as i32;
+    let snapshots = wanted.iter_mut().find(|topic| topic.name == cluster.config.topics.snapshots);
+    snapshots.into_iter().for_each(|topic| topic.partitions = topic.partitions.max(lanes));
     let mut all = Vec::new();
     for topic in &wanted {
         let created = match cluster.partitions(&topic.name) {
@@ -140,6 +152,15 @@ pub async fn init(cluster: &Cluster, settings: &Settings, check: bool) -> Result
     {
         let problem = unequal(cluster, queries.partitions, rewards.partitions);
         rewards.differences.push(problem.to_string());
+    }
+    if let [queries, _, _, snapshots, _] = &mut all[..]
+        && snapshots.partitions < queries.partitions
+        && cluster.config.lanes == Lanes::Partition
+    {
+        let (found, wanted) = (snapshots.partitions, queries.partitions);
+        snapshots
+            .differences
+            .push(format!("it has {found} partitions, not the {wanted} of {}: add some", queries.topic));
     }
     Ok(all)
 }
