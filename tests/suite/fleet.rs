@@ -442,24 +442,27 @@ fn a_crash_anywhere_in_a_snapshot_is_of_no_consequence() {
         };
         text.lines().map(id).collect()
     };
-    let mut sent = 0;
-    for name in ["before-publish", "mid-publish", "after-publish", "before-persist", "after-persist"] {
-        // The first two are the first snapshots of the lanes, the next are those with the events.
-        for nth in [1, 3, 4] {
-            send(&place, brokers, spaces, sent, sent + 3);
-            sent += 3;
-            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pointsman"));
-            command.args(["learn", "--once", "--config"]).arg(&place.config).args(BY_PARTITION);
-            let output = command.env("POINTSMAN_FAILPOINT", format!("{name}={nth}")).output().unwrap();
-            assert!(!output.status.success(), "{name}={nth}: {}", String::from_utf8_lossy(&output.stderr));
-            assert_eq!(learn_once(&place)["applied"], json!(sent * spaces as u64), "{name}={nth}");
-            let (all, unique) = (applied(), applied().into_iter().collect::<BTreeSet<_>>());
-            assert_eq!(
-                (all.len() as u64, unique.len() as u64),
-                (sent * spaces as u64, sent * spaces as u64),
-                "{name}={nth}"
-            );
-        }
+    // The first two are the first snapshots of the lanes, the next are those with the events.
+    let few = [
+        ("before-publish", 1),
+        ("before-publish", 3),
+        ("mid-publish", 3),
+        ("mid-publish", 4),
+        ("after-publish", 3),
+        ("before-persist", 4),
+        ("after-persist", 3),
+    ];
+    for sent in 1..=sized(few.len(), 20 * few.len()) as u64 {
+        let (name, nth) = few[sent as usize % few.len()];
+        send(&place, brokers, spaces, 3 * sent - 3, 3 * sent);
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pointsman"));
+        command.args(["learn", "--once", "--config"]).arg(&place.config).args(BY_PARTITION);
+        let output = command.env("POINTSMAN_FAILPOINT", format!("{name}={nth}")).output().unwrap();
+        assert!(!output.status.success(), "{name}={nth}: {}", String::from_utf8_lossy(&output.stderr));
+        let expected = 3 * sent * spaces as u64;
+        assert_eq!(learn_once(&place)["applied"], json!(expected), "{name}={nth}");
+        let (all, unique) = (applied(), applied().into_iter().collect::<BTreeSet<_>>());
+        assert_eq!((all.len() as u64, unique.len() as u64), (expected, expected), "{name}={nth}");
     }
     check_history(&place);
 }

@@ -12,7 +12,7 @@ use rdkafka::message::Message;
 use rdkafka::{Offset, TopicPartitionList};
 
 use super::cluster::{CALL, Cluster, Problem, failed};
-use super::state::follower;
+use super::state::visitor;
 use crate::config::Start;
 use crate::engine::Side;
 use crate::merge::{MergeState, Position};
@@ -111,7 +111,7 @@ pub fn unread(cluster: &Cluster, topic: &str, partition: i32, position: &Positio
     if position.floor >= high {
         return Ok(None);
     }
-    let consumer = follower(cluster)?;
+    let consumer = visitor(cluster)?;
     let mut from = TopicPartitionList::new();
     from.add_partition_offset(topic, partition, Offset::Offset(position.floor as i64)).map_err(cannot)?;
     consumer.assign(&from).map_err(cannot)?;

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
-use rdkafka::{Offset, TopicPartitionList};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use super::cluster::{CALL, Cluster, Plain, Problem, failed, make};
 use super::outlet::Outgoing;
@@ -180,7 +180,7 @@ fn read_from(
             left.insert(*lane, high);
         }
     }
-    let consumer = follower(cluster)?;
+    let consumer = visitor(cluster)?;
     consumer.assign(&assignment).map_err(cannot)?;
     let mut moved = Instant::now();
     // While its owner writes all the time, the client may never be at the end of a lane.
@@ -211,9 +211,18 @@ fn read_from(
     Ok(())
 }
 
-/// A client that reads partitions of the snapshots topic, in no group though it wants the name of one.
+/// A client that follows partitions, in no group though it wants the name of one.
 pub(super) fn follower(cluster: &Cluster) -> Result<BaseConsumer<Plain>, Problem> {
+    make(&reading(cluster), Plain(cluster.trouble.clone()))
+}
+
+/// The same, for one that reads to an end and goes: brokers do not wait for more before they say that it is there.
+pub(super) fn visitor(cluster: &Cluster) -> Result<BaseConsumer<Plain>, Problem> {
+    make(reading(cluster).set("fetch.wait.max.ms", "10"), Plain(cluster.trouble.clone()))
+}
+
+fn reading(cluster: &Cluster) -> ClientConfig {
     let mut settings = cluster.consumer();
     settings.set("enable.partition.eof", "true").set("auto.offset.reset", "earliest");
-    make(&settings, Plain(cluster.trouble.clone()))
+    settings
 }

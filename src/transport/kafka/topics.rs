@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ptr;
 
-use rdkafka::admin::{NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{NewTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication};
 use rdkafka::error::RDKafkaErrorCode;
 
 use super::cluster::{Cluster, Problem, failed};
@@ -206,16 +206,28 @@ async fn differences(cluster: &Cluster, topic: &Wanted) -> Result<Vec<String>, P
 }
 
 async fn settings_of(cluster: &Cluster, topic: &str) -> Result<BTreeMap<String, String>, Problem> {
-    let doing = format!("asking for the settings of topic {topic}");
-    let asked = cluster.admin()?.describe_configs(&[ResourceSpecifier::Topic(topic)], &Cluster::admin_options()).await;
-    let answer = asked.map_err(|error| failed(&doing, &error))?.into_iter().next();
-    match answer {
-        Some(Ok(resource)) => {
-            Ok(resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect())
+    Ok(settings_of_all(cluster, &[topic]).await?.swap_remove(0))
+}
+
+/// The settings of each of these topics.
+async fn settings_of_all(cluster: &Cluster, topics: &[&str]) -> Result<Vec<BTreeMap<String, String>>, Problem> {
+    let doing = format!("asking for the settings of {}", topics.join(", "));
+    let asked: Vec<_> = topics.iter().map(|topic| ResourceSpecifier::Topic(topic)).collect();
+    let answer = cluster.admin()?.describe_configs(&asked, &Cluster::admin_options()).await;
+    let answer = answer.map_err(|error| failed(&doing, &error))?;
+    let mut found = BTreeMap::new();
+    for resource in answer {
+        let resource = resource.map_err(|code| Problem::Failed { doing: doing.clone(), problem: code.to_string() })?;
+        let entries: BTreeMap<String, String> =
+            resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect();
+        if let OwnedResourceSpecifier::Topic(name) = resource.specifier {
+            found.insert(name, entries);
         }
-        Some(Err(code)) => Err(Problem::Failed { doing, problem: code.to_string() }),
-        None => Err(Problem::Failed { doing, problem: "no answer".to_owned() }),
     }
+    let of = |topic: &&str| {
+        found.remove(*topic).ok_or_else(|| Problem::Failed { doing: doing.clone(), problem: "no answer".to_owned() })
+    };
+    topics.iter().map(of).collect()
 }
 
 fn message_bytes(settings: &BTreeMap<String, String>) -> usize {
@@ -248,20 +260,20 @@ pub async fn check_lanes(cluster: &Cluster, settings: &Settings, partitions: usi
         let wanted = format!("it must have as many as {}, {partitions}: add partitions to it", topics.queries);
         return bad(format!("has {found} partitions"), wanted);
     }
-    let of_topic = settings_of(cluster, &topic).await?;
+    let all = settings_of_all(cluster, &[&topic, &topics.queries, &topics.rewards]).await?;
+    let of_topic = &all[0];
     let policy = of_topic.get("cleanup.policy").map_or("", String::as_str);
     if policy != "compact" {
         let wanted = "it must be \"compact\", or the state of a lane would be deleted with time: change it".to_owned();
         return bad(format!("has cleanup.policy = {policy:?}"), wanted);
     }
-    let (most, least) = (message_bytes(&of_topic), VALUE_BYTES_MAX + AROUND);
+    let (most, least) = (message_bytes(of_topic), VALUE_BYTES_MAX + AROUND);
     if most < least {
         return bad(format!("has max.message.bytes = {most}"), format!("it must be {least} or more: raise it"));
     }
     let join = &settings.join;
     let wanted = (join.window_ms + join.early_ms + settings.reorder_ms).saturating_add(TAKE_OVER_MS);
-    for topic in [&topics.queries, &topics.rewards] {
-        let of_topic = settings_of(cluster, topic).await?;
+    for (topic, of_topic) in [&topics.queries, &topics.rewards].into_iter().zip(&all[1..]) {
         // None, or less than zero: for ever.
         let retention = of_topic.get("retention.ms").and_then(|ms| ms.parse::<u64>().ok());
         if let Some(found) = retention.filter(|found| *found < wanted) {
