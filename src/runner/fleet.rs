@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 
-use super::follow::{CHECK_EVERY, IDLE, Outcome, Run, Teller, check_alone, check_lanes, finish, tell_kafka};
+use super::follow::{CHECK_EVERY, IDLE, Outcome, Run, Teller, check_lanes, check_stopped, finish, tell_kafka};
 use super::lane::{Claim, Desk, Opened, lane_name, lane_path};
 use super::{Runner, Snapshots, Stepped};
+use crate::engine::Totals;
 use crate::http::learner::News;
 use crate::router::Params;
 use crate::store;
@@ -34,9 +35,13 @@ impl Run<'_> {
     /// Runs the lanes that the group gives it; all of them, alone, where it runs once.
     pub(super) fn follow_lanes(&self, cluster: &Cluster) -> anyhow::Result<Option<Outcome>> {
         let mut fleet = Fleet::new(self, cluster)?;
-        if self.once { fleet.run_once() } else { fleet.run_on() }?;
-        let runners = std::mem::take(&mut fleet.lanes).into_values().map(|lane| lane.runner).collect();
-        finish(runners).map(Some)
+        if self.once {
+            fleet.run_once()?;
+            let runners = std::mem::take(&mut fleet.lanes).into_values().map(|lane| lane.runner).collect();
+            return finish(runners).map(Some);
+        }
+        fleet.run_on()?;
+        Ok(Some(Outcome { engines: Vec::new(), out_of_order: 0 }))
     }
 }
 
@@ -94,7 +99,7 @@ impl<'a> Fleet<'a> {
 
     /// All lanes up to their present end, while there is no other member.
     fn run_once(&mut self) -> anyhow::Result<()> {
-        check_alone(self.cluster, None)?;
+        check_stopped(self.cluster)?;
         let all: Vec<i32> = (0..self.desk.partitions as i32).collect();
         self.open(&all)?;
         let places: Vec<Place> = self.lanes.values().flat_map(|lane| lane.places.clone()).collect();
@@ -118,14 +123,15 @@ impl<'a> Fleet<'a> {
         let idle = self.idle();
         let reader = self.read(&[], &membership, |_| idle)?;
         tracing::info!(brokers = self.cluster.config.brokers, instance = self.desk.instance, "learning");
-        let done = self.serve(&reader, &inbox);
-        if done.is_ok() {
-            self.close(self.lanes.keys().copied().collect(), false)?;
-        }
+        self.serve(&reader, &inbox)?;
+        let counts = Totals::of(self.lanes.values().map(|lane| &lane.runner.engine)).counts;
+        let lanes: Vec<i32> = self.lanes.keys().copied().collect();
+        self.close(&lanes, false)?;
+        tracing::info!(?lanes, applied = counts.applied, "stopped");
         // From here on nobody answers, and the polling thread does not wait for it.
         drop(inbox);
         self.settle();
-        done
+        Ok(())
     }
 
     fn serve(&mut self, reader: &Arc<Reader>, inbox: &Receiver<Rebalance>) -> anyhow::Result<()> {
@@ -168,7 +174,7 @@ impl<'a> Fleet<'a> {
                 ("opened", lanes, done)
             }
             Rebalance::Taken { lanes, lost, done } => {
-                self.close(lanes.clone(), lost)?;
+                self.close(&lanes, lost)?;
                 (if lost { "lost" } else { "handed over" }, lanes, done)
             }
         };
@@ -232,9 +238,9 @@ impl<'a> Fleet<'a> {
     }
 
     /// Hands lanes over; those that are lost are dropped.
-    fn close(&mut self, lanes: Vec<i32>, lost: bool) -> anyhow::Result<()> {
+    fn close(&mut self, lanes: &[i32], lost: bool) -> anyhow::Result<()> {
         let mut closing: Vec<(i32, Lane)> =
-            lanes.into_iter().filter_map(|lane| Some((lane, self.lanes.remove(&lane)?))).collect();
+            lanes.iter().filter_map(|lane| Some((*lane, self.lanes.remove(lane)?))).collect();
         for (_, lane) in &mut closing {
             if lost {
                 lane.give_up.store(true, Ordering::Relaxed);
@@ -244,12 +250,14 @@ impl<'a> Fleet<'a> {
             }
         }
         for (key, mut lane) in closing {
-            self.unsettled.insert(key);
             if let Some(standby) = &self.desk.standby {
                 standby.give_back(key);
             }
             match lane.runner.close() {
-                Err(error) if lost || is_fenced(&error) => tracing::warn!(lane = key, "a lane is given up: {error:#}"),
+                Err(error) if lost || is_fenced(&error) => {
+                    self.unsettled.insert(key);
+                    tracing::warn!(lane = key, "a lane is given up: {error:#}");
+                }
                 other => other?,
             }
         }
@@ -258,7 +266,7 @@ impl<'a> Fleet<'a> {
 
     fn drop_lane(&mut self, lane: i32) {
         // A lane that is lost is dropped whatever is wrong with it.
-        let _ = self.close(vec![lane], true);
+        let _ = self.close(&[lane], true);
     }
 
     /// A round of events: how many were taken, and whether all lanes are at their end.

@@ -192,7 +192,7 @@ impl Run<'_> {
         lane: &mut OneLane,
     ) -> anyhow::Result<(Arc<Reader>, Ending)> {
         if !self.once {
-            check_alone(cluster, Some(instance))?;
+            check_alone(cluster, instance)?;
         }
         lane.runner.begin(lane.state.clone())?;
         let idle = Ending::Follow { idle: Duration::from_millis(cluster.config.idle_ms) };
@@ -256,10 +256,18 @@ pub(super) fn check_lanes(store: &Snapshots, is_ours: impl Fn(&str) -> bool) -> 
     }
 }
 
-/// Where one is active, whoever comes second must not disturb the first.
-pub(super) fn check_alone(cluster: &Cluster, instance: Option<&str>) -> Result<(), Problem> {
-    match cluster.members()?.into_iter().find(|(client, _)| Some(client.as_str()) != instance) {
+/// One lane has one reader: whoever comes second must not disturb the first.
+fn check_alone(cluster: &Cluster, instance: &str) -> Result<(), Problem> {
+    match cluster.members()?.into_iter().find(|(client, _)| client != instance) {
         Some((client, host)) => Err(Problem::AnotherInstance(format!("{client} at {host}"))),
+        None => Ok(()),
+    }
+}
+
+/// Fails while a fleet runs.
+pub(super) fn check_stopped(cluster: &Cluster) -> Result<(), Problem> {
+    match cluster.members()?.first() {
+        Some((client, host)) => Err(Problem::FleetRuns(format!("{client} at {host}"))),
         None => Ok(()),
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, anyhow};
 
-use super::follow::check_alone;
+use super::follow::check_stopped;
 use super::lane::lane_name;
 use crate::engine::space_of;
 use crate::event::Name;
@@ -53,7 +53,7 @@ const MESSAGE_BYTES: usize = 1_000_000;
 
 /// Spreads all spaces over the partitions that there are now. With `accept_gap` also where something was not read.
 pub fn repartition(cluster: &Cluster, accept_gap: bool) -> anyhow::Result<Moved> {
-    check_alone(cluster, None)?;
+    check_stopped(cluster)?;
     let (now, _) = check_partitions(cluster)?;
     let lanes: Vec<i32> = (0..now as i32).collect();
     let heads = state::heads(cluster, &lanes)?;

@@ -176,6 +176,12 @@ pub enum Problem {
          configured)"
     )]
     AnotherInstance(String),
+    /// All lanes are wanted, but others have some.
+    #[error(
+        "another instance: {0} is a member of the consumer group (transport.kafka.group), and has lanes: stop the whole \
+         fleet first. One that has died leaves the group when its session times out"
+    )]
+    FleetRuns(String),
     /// A message could not be delivered.
     #[error("{topic}: {number} messages could not be delivered within transport.kafka.delivery_timeout_ms: {problem}")]
     NotDelivered {
