@@ -16,6 +16,7 @@ use thiserror::Error;
 pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, Start, Topics, parse_time};
 pub use rivals::FeatureKind;
 
+use crate::evaluate::worth::{GuardSpec, WorthSpec};
 use crate::event::Name;
 use crate::hpg::gradient::{Baseline, Estimator};
 use crate::hpg::projection::Ball;
@@ -437,6 +438,20 @@ pub struct LearnerConfig {
     pub missing_propensities: MissingPropensities,
     /// Share of uniform exploration mixed into the policy.
     pub exploration_floor: f64,
+    /// Examples from one that the policy is judged by to the next.
+    pub evaluate_every: u64,
+    /// How many of the latest of them are looked at for themselves.
+    pub evaluate_window: u64,
+    /// Probability that what is said of a policy's worth is ever wrong.
+    pub evaluate_alpha: f64,
+    /// What is done until routing is known to pay.
+    pub guard: Guard,
+    /// What the learned policy is given until then.
+    pub guard_share: f64,
+    /// What the best single model keeps from then on.
+    pub guard_control: f64,
+    /// By how much routing must be better.
+    pub guard_margin: f64,
     /// What linear bandits see of a query.
     pub features: FeatureKind,
     /// Leading directions of the queries whose products are learned on.
@@ -481,6 +496,13 @@ impl Default for LearnerConfig {
             baseline: None,
             missing_propensities: MissingPropensities::Reject,
             exploration_floor: 0.0,
+            evaluate_every: 1,
+            evaluate_window: 50_000,
+            evaluate_alpha: 0.05,
+            guard: Guard::None,
+            guard_share: 0.2,
+            guard_control: 0.05,
+            guard_margin: 0.0,
             features: FeatureKind::Quadratic,
             feature_rank: None,
             alpha: None,
@@ -554,6 +576,16 @@ pub enum OnDrift {
     None,
     /// When errors have grown for good, what was learned is doubted.
     Detect,
+}
+
+/// `learner.guard`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Guard {
+    /// Nothing.
+    None,
+    /// The best single model is played most of the time.
+    BestConstant,
 }
 
 /// `learner.learning_rate`
@@ -665,6 +697,8 @@ pub struct Spec {
     pub half_life: Option<f64>,
     /// Share of uniform exploration.
     pub exploration_floor: f64,
+    /// How its worth is judged, and what comes of that.
+    pub worth: WorthSpec,
     /// Seed of the draws.
     pub seed: u64,
 }
@@ -877,7 +911,26 @@ impl LearnerConfig {
             batch,
             half_life: self.half_life,
             exploration_floor: self.exploration_floor,
+            worth: self.check_worth()?,
             seed: self.seed,
+        })
+    }
+
+    fn check_worth(&self) -> Result<WorthSpec, BadSetting> {
+        within("learner.evaluate_window", self.evaluate_window, 10, 1_000_000_000)?;
+        within("learner.evaluate_alpha", self.evaluate_alpha, 1e-9, 0.5)?;
+        within("learner.guard_share", self.guard_share, 0.01, 1.0)?;
+        within("learner.guard_control", self.guard_control, 0.001, 1.0 - self.guard_share)?;
+        within("learner.guard_margin", self.guard_margin, 0.0, 1.0)?;
+        if self.guard != Guard::None && self.evaluate_every == 0 {
+            return Err(bad("learner.evaluate_every", 0, "must be 1 or more, since learner.guard judges by it"));
+        }
+        let guard = GuardSpec { share: self.guard_share, control: self.guard_control, margin: self.guard_margin };
+        Ok(WorthSpec {
+            every: self.evaluate_every,
+            window: self.evaluate_window,
+            alpha: self.evaluate_alpha,
+            guard: (self.guard == Guard::BestConstant).then_some(guard),
         })
     }
 

@@ -25,6 +25,7 @@ use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::config::{MissingPropensities, Settings, Spec};
+use crate::evaluate::worth::WorthView;
 use crate::event::{Example, Name, Query};
 use crate::hpg::spectra::Eigen;
 use crate::joiner::{BadJoin, JoinCounts, JoinHead, Joined, Joiner, Payload, Record};
@@ -292,6 +293,8 @@ pub struct SpaceView {
     pub retired: Vec<Name>,
     /// Its parameters, where the algorithm has some.
     pub eigens: Vec<Eigen>,
+    /// Whether routing pays.
+    pub worth: Option<WorthView>,
 }
 
 impl Engine {
@@ -388,6 +391,11 @@ impl Engine {
         self.spaces.get(space).map(|space| space.trainer.version())
     }
 
+    /// Whether routing pays in a space; none if nothing was judged.
+    pub fn worth(&self, space: &Name) -> Option<WorthView> {
+        self.spaces.get(space)?.trainer.worth()
+    }
+
     /// The policy of a space, in the routing form.
     pub fn policy(&self, space: &Name) -> Option<Policy> {
         self.spaces.get(space).map(|space| space.trainer.policy())
@@ -452,6 +460,7 @@ impl Engine {
             mean_reward: space.trainer.mean_reward(),
             retired: space.retired.iter().cloned().collect(),
             eigens: space.trainer.eigens(),
+            worth: space.trainer.worth(),
         })
     }
 
