@@ -14,10 +14,12 @@ use rdkafka::message::Message;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use serde_json::{Value, json};
 
-use crate::broker;
+use crate::broker::{self, Broker};
 use crate::kafka::{Place, log_of};
 use crate::sidecar::{Client, Process, free_port};
 use crate::size::sized;
+
+const DIM: usize = 8;
 
 const LANES: &str = "[learner]\ndim = 8\nmodels = [\"a\", \"b\", \"c\"]\n[join]\nreorder_ms = 20\n\
                      [snapshot]\nevery_updates = 100\nevery_ms = 200\n";
@@ -132,20 +134,21 @@ struct Load {
 
 impl Load {
     /// Requests of so many spaces, one in ten of them without a reward.
-    fn start(place: &Place, brokers: &str, spaces: usize) -> Self {
+    fn start(place: &Place, brokers: &str, spaces: usize, dim: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (seen, brokers) = (stop.clone(), brokers.to_owned());
         let (queries, rewards) = (place.topic("queries").to_owned(), place.topic("rewards").to_owned());
         let thread = std::thread::spawn(move || {
             let mut settings = ClientConfig::new();
             settings.set("bootstrap.servers", &brokers).set("partitioner", "murmur2_random").set("linger.ms", "5");
+            settings.set("enable.idempotence", "true");
             let producer: BaseProducer = settings.create().unwrap();
             let (mut number, mut rewarded) = (0_u64, BTreeSet::new());
             while !seen.load(Ordering::Relaxed) {
                 for _ in 0..8 {
                     let (id, space) = (format!("r{number}"), format!("space-{}", number as usize % spaces));
                     let ts_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
-                    let query: Vec<f64> = (0..8).map(|i| ((number * (i + 3)) % 17) as f64 - 7.5).collect();
+                    let query: Vec<f64> = (0..dim as u64).map(|i| ((number * (i + 3)) % 17) as f64 - 7.5).collect();
                     let (model, propensities) =
                         (["a", "b", "c"][number as usize % 3], json!({"a": 0.3, "b": 0.3, "c": 0.4}));
                     let event = json!({"request_id": id, "space": space, "ts_ms": ts_ms, "query": query, "model": model,
@@ -173,15 +176,17 @@ impl Load {
     }
 }
 
+/// How many requests the instances together have learned from, as far as they say it.
+fn applied(instances: &[Instance]) -> u64 {
+    let of = |instance: &Instance| instance.status().and_then(|status| status["counts"]["applied"].as_u64());
+    instances.iter().filter_map(of).sum()
+}
+
 /// Waits until the instances together have learned from so many requests.
-fn await_applied(instances: &[Instance], expected: u64) {
+fn await_applied(instances: &[Instance], is_enough: impl Fn(u64) -> bool) {
     let start = Instant::now();
-    let applied = || -> u64 {
-        let of = |instance: &Instance| instance.status().and_then(|status| status["counts"]["applied"].as_u64());
-        instances.iter().filter_map(of).sum()
-    };
-    while applied() != expected {
-        assert!(start.elapsed() < Duration::from_secs(90), "{} of {expected}\n{}", applied(), logs(instances));
+    while !is_enough(applied(instances)) {
+        assert!(start.elapsed() < Duration::from_secs(90), "{}\n{}", applied(instances), logs(instances));
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -261,7 +266,7 @@ fn every_request_is_applied_once_by_the_whole_fleet() {
     let place = place(brokers, lanes);
     let mut instances: Vec<Instance> = (0..3).map(|n| Instance::new(&place, &format!("i{n}"), "")).collect();
     instances.iter_mut().for_each(Instance::start);
-    let load = Load::start(&place, brokers, spaces);
+    let load = Load::start(&place, brokers, spaces, DIM);
     await_all(&instances, lanes);
     let mut absences = Vec::new();
     for round in 0..kills {
@@ -287,7 +292,7 @@ fn every_request_is_applied_once_by_the_whole_fleet() {
         std::thread::sleep(Duration::from_millis(50));
     }
     let (requests, rewarded) = load.stop();
-    await_applied(&instances, rewarded.len() as u64);
+    await_applied(&instances, |applied| applied == rewarded.len() as u64);
     for instance in &instances {
         // Both sides of a lane are read where the lane is.
         let status = instance.status().unwrap();
@@ -318,7 +323,7 @@ fn a_zombie_changes_nothing() {
     let place = place(brokers, lanes);
     let mut instances: Vec<Instance> = (0..2).map(|n| Instance::new(&place, &format!("i{n}"), "")).collect();
     instances.iter_mut().for_each(Instance::start);
-    let load = Load::start(&place, brokers, spaces);
+    let load = Load::start(&place, brokers, spaces, DIM);
     for _ in 0..sized(2, 10) {
         let start = Instant::now();
         while instances.iter().any(|instance| instance.lanes().is_empty()) {
@@ -338,7 +343,39 @@ fn a_zombie_changes_nothing() {
     }
     await_all(&instances, lanes);
     let (requests, rewarded) = load.stop();
-    await_applied(&instances, rewarded.len() as u64);
+    await_applied(&instances, |applied| applied == rewarded.len() as u64);
+    instances.iter_mut().for_each(Instance::leave);
+    check(&place, &instances, lanes, requests, &rewarded);
+    check_history(&place);
+}
+
+#[test]
+fn brokers_may_die_too() {
+    if !broker::possible() {
+        return;
+    }
+    let mut kafka = Broker::start(&[]);
+    let brokers = kafka.address().to_owned();
+    let (lanes, spaces) = (4, 20);
+    let place = place(&brokers, lanes);
+    let mut instances: Vec<Instance> = (0..2).map(|n| Instance::new(&place, &format!("i{n}"), "")).collect();
+    instances.iter_mut().for_each(Instance::start);
+    let load = Load::start(&place, &brokers, spaces, DIM);
+    for round in 0..sized(2, 10) {
+        await_all(&instances, lanes);
+        let before = applied(&instances);
+        await_applied(&instances, |applied| applied > before + 200);
+        kafka.kill();
+        if round % 2 == 1 {
+            // One of the learners dies at the same time.
+            instances[0].kill();
+            instances[0].start();
+        }
+        kafka.restart();
+    }
+    await_all(&instances, lanes);
+    let (requests, rewarded) = load.stop();
+    await_applied(&instances, |applied| applied == rewarded.len() as u64);
     instances.iter_mut().for_each(Instance::leave);
     check(&place, &instances, lanes, requests, &rewarded);
     check_history(&place);
@@ -497,11 +534,13 @@ fn what_lanes_need_is_checked() {
 #[test]
 fn a_standby_takes_over() {
     let Some(brokers) = broker::shared() else { return };
-    let (lanes, spaces) = (4, 20);
+    let (lanes, spaces, dim) = (4, 20, sized(DIM, 768));
     let place = place(brokers, lanes);
+    let text = fs::read_to_string(&place.config).unwrap().replace("dim = 8\n", &format!("dim = {dim}\n"));
+    fs::write(&place.config, text).unwrap();
     let mut instances = vec![Instance::new(&place, "i0", ""), Instance::new(&place, "i1", "standby = true\n")];
     instances[0].start();
-    let load = Load::start(&place, brokers, spaces);
+    let load = Load::start(&place, brokers, spaces, dim);
     await_all(&instances, lanes);
     let mut absences = Vec::new();
     for _ in 0..sized(2, 20) {
@@ -519,13 +558,19 @@ fn a_standby_takes_over() {
         await_all(&instances, lanes);
     }
     let (requests, rewarded) = load.stop();
-    await_applied(&instances, rewarded.len() as u64);
+    await_applied(&instances, |applied| applied == rewarded.len() as u64);
     let opened = |instance: &Instance| {
         let openings = instance.openings();
         let (lanes, ms) = openings.iter().fold((0, 0), |sum, each| (sum.0 + each.0, sum.1 + each.1));
         format!("{:.0} ms a lane ({lanes})", ms as f64 / lanes.max(1) as f64)
     };
     println!("take-over, cold: {}; by a standby: {}", opened(&instances[0]), opened(&instances[1]));
+    let mut entries = BTreeMap::new();
+    for message in place.messages("snapshots") {
+        let key = (message.partition(), message.key().unwrap().to_vec());
+        entries.insert(key, message.payload().map_or(0, <[u8]>::len));
+    }
+    println!("state of a lane: {:.2} MB", entries.values().sum::<usize>() as f64 / lanes as f64 / 1e6);
     println!("from a kill until all lanes are owned again, session of 3 s: {absences:.1?} s");
     assert!(!log_of(&instances[1].config).contains("is not whole"), "{}", logs(&instances));
     instances[0].leave();
