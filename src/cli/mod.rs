@@ -18,6 +18,7 @@ mod panel;
 mod parallel;
 mod params;
 mod progress;
+mod repartition;
 mod replay;
 mod route;
 mod settings;
@@ -73,6 +74,7 @@ enum Command {
     Snapshots(snapshots::Args),
     Params(params::Args),
     Topics(topics::Args),
+    Repartition(repartition::Args),
     Dump(dump::Args),
     Health(health::Args),
     CheckConfig(check_config::Args),
@@ -109,6 +111,7 @@ impl Cli {
             Command::Snapshots(args) => snapshots::run(&args, &config),
             Command::Params(args) => params::run(&args, &config),
             Command::Topics(args) => topics::run(&args, &config),
+            Command::Repartition(args) => repartition::run(&args, &config),
             Command::Dump(args) => dump::run(&args, &config),
             Command::Health(args) => health::run(&args, &config),
             Command::CheckConfig(args) => check_config::run(&args, &config),

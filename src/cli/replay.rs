@@ -146,7 +146,9 @@ fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Plac
     let places: Vec<_> = stretches.iter().map(|stretch| stretch.place.clone()).collect();
     let parser = Arc::new(Parser::new(settings));
     let ending = |i: usize| Ending::Until(stretches.get(i).map_or(0, |stretch| stretch.end));
-    let (reader, logs) = Reader::start(&cluster, parser, &places, &Membership::Alone, ending)?;
+    let number = places.iter().filter(|place| place.side == Side::Query).count();
+    let spread = (kafka.lanes == Lanes::Partition).then_some(number);
+    let (reader, logs) = Reader::start(&cluster, parser, &places, &Membership::Alone, spread, ending)?;
     for (place, log) in logs {
         runner.merge.add(place.name, log, Some(place.position), None);
     }
@@ -166,7 +168,7 @@ fn resolve(args: &Args, cluster: &Cluster, state: &MergeState) -> anyhow::Result
     if args.since.is_some() {
         return Err(anyhow!("the store goes on where it was left: leave out --since, or name another --store"));
     }
-    let (places, _) = positions::resolve(cluster, state, false)?;
+    let (places, _) = positions::resolve(cluster, state, None, false)?;
     Ok(ends(cluster, args.until, places)?)
 }
 

@@ -49,6 +49,10 @@ pub struct News {
     pub lags: Vec<(String, i32, u64)>,
     /// How often partitions were given or taken.
     pub rebalances: u64,
+    /// Lanes that are this instance's, where they move.
+    pub lanes: Vec<i32>,
+    /// How often it has taken one over.
+    pub hand_overs: u64,
     /// Errors of the brokers' client, by their code.
     pub broker_errors: BTreeMap<String, u64>,
 }
@@ -195,6 +199,10 @@ fn text(news: &News) -> String {
     registry.register("applied", "Examples that were learned from", counter(news.counts.applied));
     registry.register("out_of_order", "Events that went after a later one", counter(news.out_of_order));
     registry.register("rebalances", "How often partitions were given or taken", counter(news.rebalances));
+    let lanes = Gauge::<i64>::default();
+    lanes.set(news.lanes.len() as i64);
+    registry.register("lanes", "Lanes of this instance, where they move", lanes);
+    registry.register("hand_overs", "How often it has taken a lane over", counter(news.hand_overs));
     let mean = Gauge::<f64, std::sync::atomic::AtomicU64>::default();
     mean.set(news.mean_reward);
     registry.register("mean_reward", "Mean of the rewards learned from, on the scale of 0 to 1", mean);

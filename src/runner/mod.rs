@@ -1,8 +1,11 @@
 //! What drives the engine: events in from a merge, effects out, snapshots at their time. `learn` and `replay` are two
 //! ways to run it.
 
+mod fleet;
 pub mod follow;
 mod keeper;
+mod lane;
+pub mod repartition;
 
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde_json::json;
 
-pub use keeper::{Keeper, Outlets, Snapshots, Work};
+pub use keeper::{Carry, Keeper, Outlets, Snapshots, Work};
 
 use crate::config::{Settings, SnapshotConfig};
 use crate::engine::{Applied, DeadLetter, Engine};
@@ -20,6 +23,7 @@ use crate::merge::{Merge, MergeState, Next, Origin, Sourced};
 use crate::router::Params;
 use crate::snapshot::{LaneHead, Publication, fingerprint};
 use crate::store::StoreError;
+use crate::store::archive::Snapshot;
 use crate::transport::append::Appender;
 use crate::transport::{Letter, Log, Outlet, now_ms};
 use crate::wire::params;
@@ -40,6 +44,13 @@ pub struct Places {
     pub outlet: Box<dyn Outlet>,
     /// What routers have seen last.
     pub published: Vec<Params>,
+}
+
+/// What of a run lasts.
+struct Keeps {
+    snapshots: bool,
+    params: bool,
+    audit: bool,
 }
 
 /// An engine with its logs and with what makes its effects last.
@@ -77,33 +88,53 @@ impl<S: Log> Runner<S> {
         if let Some(log) = &mut audit {
             cut_audit(log, &mut head, fresh)?;
         }
-        note_changes(&head, settings, fresh);
+        if !fresh {
+            note_changes(&head, settings);
+        }
+        let keeps = Keeps { snapshots: snapshots.is_some(), params: places.outlet.publishes(), audit: audit.is_some() };
+        let outlets = Outlets { snapshots, audit, outlet: places.outlet };
+        let (mut runner, positions) = Self::resume(settings, cadence, (engine, head), keeps, outlets)?;
+        runner.meet_published(&places.published);
+        Ok((runner, positions))
+    }
+
+    /// Goes on from an engine and its head. Returns also the positions of the logs that are to be added.
+    fn resume(
+        settings: &Settings,
+        cadence: &SnapshotConfig,
+        (engine, mut head): (Engine, LaneHead),
+        keeps: Keeps,
+        outlets: impl Carry,
+    ) -> anyhow::Result<(Self, MergeState)> {
         head.configuration = fingerprint(settings);
         let positions = head.merge.clone();
-        let (persistent, publishes, audited) = (snapshots.is_some(), places.outlet.publishes(), audit.is_some());
-        let mut runner = Self {
+        let runner = Self {
             engine,
             merge: Merge::new(settings.reorder_ms, &positions),
             settings: settings.clone(),
             cadence: cadence.clone(),
             head,
-            keeper: Keeper::start(Outlets { snapshots, audit, outlet: places.outlet })?,
-            persistent,
-            publishes,
-            audited,
+            keeper: Keeper::start(outlets)?,
+            persistent: keeps.snapshots,
+            publishes: keeps.params,
+            audited: keeps.audit,
             work: Work::default(),
             dead_bytes: 0,
             applied_since: 0,
             events_since: 0,
             last_snapshot: Instant::now(),
         };
-        runner.meet_published(&places.published);
         Ok((runner, positions))
     }
 
     /// The first snapshot of a run, before its first event: from here on there is something to come back to.
     pub fn begin(&mut self, positions: MergeState) -> anyhow::Result<()> {
         self.snapshot_at(positions, true)
+    }
+
+    /// The same, where what was published is known to be what the state justifies.
+    fn begin_quietly(&mut self, positions: MergeState) -> anyhow::Result<()> {
+        self.snapshot_at(positions, false)
     }
 
     /// Takes the next event, if it is known which one that is; what became of it.
@@ -169,6 +200,11 @@ impl<S: Log> Runner<S> {
     /// Waits until all that was handed over is durable and published.
     pub fn settle(&mut self) -> anyhow::Result<()> {
         self.keeper.settle()
+    }
+
+    /// Stops without another snapshot; returns when all that was handed over is done, or has failed.
+    fn close(&mut self) -> anyhow::Result<()> {
+        self.keeper.finish()
     }
 
     /// The last snapshot; returns when it is durable and published.
@@ -264,13 +300,23 @@ pub enum Stepped {
 impl Snapshots {
     /// The newest snapshot of the lane that is whole, as an engine.
     fn restore(&self, settings: &Settings) -> anyhow::Result<Option<(Engine, LaneHead)>> {
+        let Some(snapshot) = self.newest()? else { return Ok(None) };
+        let head = LaneHead::open(&snapshot.head)?;
+        let engine = Engine::restore(settings.clone(), head.engine.clone(), snapshot.records)
+            .with_context(|| format!("the snapshot in {} does not fit the configuration", self.dir.display()))?;
+        tracing::info!(generation = snapshot.generation, epoch = head.epoch, "restored");
+        Ok(Some((engine, head)))
+    }
+
+    /// The newest snapshot of the lane that is whole; fails if there was one once.
+    fn newest(&self) -> anyhow::Result<Option<Snapshot>> {
         let (snapshot, damaged) = self.archive().resume(&self.lane)?;
-        let path = self.dir.display().to_string();
         for damage in &damaged {
             tracing::error!(generation = damage.generation, problem = damage.problem, "a snapshot is damaged");
         }
         let expected = self.witness.newest();
         let Some(snapshot) = snapshot else {
+            let path = self.dir.display().to_string();
             let problem = match (damaged.last(), expected) {
                 (None, None) => return Ok(None),
                 (Some(damage), _) => format!("no snapshot is whole; of the oldest, {damage}"),
@@ -282,11 +328,7 @@ impl Snapshots {
         if !damaged.is_empty() || expected > Some(generation) {
             tracing::warn!(generation, newest = expected, "going on from an older snapshot");
         }
-        let head = LaneHead::open(&snapshot.head)?;
-        let engine = Engine::restore(settings.clone(), head.engine.clone(), snapshot.records)
-            .with_context(|| format!("the snapshot in {path} does not fit the configuration"))?;
-        tracing::info!(generation, epoch = head.epoch, "restored");
-        Ok(Some((engine, head)))
+        Ok(Some(snapshot))
     }
 }
 
@@ -305,10 +347,8 @@ fn cut_audit(log: &mut Appender, head: &mut LaneHead, fresh: bool) -> io::Result
     Ok(())
 }
 
-fn note_changes(head: &LaneHead, settings: &Settings, fresh: bool) {
-    if !fresh {
-        for (key, before, now) in head.changed_settings(settings) {
-            tracing::info!(key, before, now, "the configuration has changed since the snapshot");
-        }
+fn note_changes(head: &LaneHead, settings: &Settings) {
+    for (key, before, now) in head.changed_settings(settings) {
+        tracing::info!(key, before, now, "the configuration has changed since the snapshot");
     }
 }

@@ -7,6 +7,7 @@ mod config;
 mod crash;
 mod deploy;
 mod evaluate;
+mod fleet;
 mod formats;
 mod gap;
 mod golden;
