@@ -654,6 +654,12 @@ impl Settings {
     pub fn space(&self, name: &Name) -> &Spec {
         self.spaces.get(name).unwrap_or(&self.learner)
     }
+
+    /// Spaces that are spread over several partitions, and over how many.
+    pub fn sharded(&self) -> BTreeMap<Name, usize> {
+        let shards = |(name, spec): (&Name, &Spec)| (spec.shards > 1).then(|| (name.clone(), spec.shards));
+        self.spaces.iter().filter_map(shards).collect()
+    }
 }
 
 /// How events are read, checked.
@@ -779,6 +785,10 @@ impl Spec {
 impl Config {
     /// Checks every key.
     pub fn check(&self) -> Result<Settings, BadSetting> {
+        if self.learner.shards != 1 {
+            let allowed = "must be 1: set it in [spaces.NAME], for a space that is known beforehand";
+            return Err(bad("learner.shards", self.learner.shards, allowed));
+        }
         within("learner.spaces_max", self.learner.spaces_max, self.spaces.len().max(1), 1_000_000)?;
         within("snapshot.every_updates", self.snapshot.every_updates, 1, u64::MAX)?;
         within("snapshot.every_ms", self.snapshot.every_ms, 1, u64::MAX)?;

@@ -14,13 +14,16 @@ use anyhow::{Context, anyhow};
 
 use super::follow::{CHECK_EVERY, IDLE, Outcome, Run, Teller, check_lanes, check_stopped, finish, tell_kafka};
 use super::lane::{Claim, Desk, Opened, lane_name, lane_path};
+use super::merger::{Merger, Merging};
 use super::{Runner, Snapshots, Stepped};
 use crate::engine::Totals;
+use crate::event::Name;
 use crate::http::learner::News;
 use crate::router::Params;
 use crate::store;
 use crate::transport::kafka::cluster::{Cluster, Problem};
 use crate::transport::kafka::consumer::{Ending, Membership, Partition, Reader, Rebalance};
+use crate::transport::kafka::homes::{Spread, partition_of};
 use crate::transport::kafka::outlet::KafkaOutlet;
 use crate::transport::kafka::params::ParamsTopic;
 use crate::transport::kafka::positions::{self, Place};
@@ -38,7 +41,9 @@ impl Run<'_> {
         if self.once {
             fleet.run_once()?;
             let runners = std::mem::take(&mut fleet.lanes).into_values().map(|lane| lane.runner).collect();
-            return finish(runners).map(Some);
+            let outcome = finish(runners)?;
+            self.settings.sharded().into_keys().try_for_each(|space| fleet.merging(space).once())?;
+            return Ok(Some(outcome));
         }
         fleet.run_on()?;
         Ok(Some(Outcome { engines: Vec::new(), out_of_order: 0 }))
@@ -53,6 +58,8 @@ struct Fleet<'a> {
     lanes: BTreeMap<i32, Lane>,
     /// Lanes of others whose log of applied requests may be longer here than it should.
     unsettled: BTreeSet<i32>,
+    /// Spaces whose shards are brought together here.
+    mergers: BTreeMap<Name, Merger>,
     hand_overs: u64,
 }
 
@@ -94,7 +101,7 @@ impl<'a> Fleet<'a> {
         for head in state::heads(cluster, &all.collect::<Vec<i32>>())?.values() {
             desk.check_partitions(head)?;
         }
-        Ok(Self { run, cluster, desk, lanes: BTreeMap::new(), unsettled, hand_overs: 0 })
+        Ok(Self { run, cluster, desk, lanes: BTreeMap::new(), unsettled, mergers: BTreeMap::new(), hand_overs: 0 })
     }
 
     /// All lanes up to their present end, while there is no other member.
@@ -126,6 +133,7 @@ impl<'a> Fleet<'a> {
         self.serve(&reader, &inbox)?;
         let counts = Totals::of(self.lanes.values().map(|lane| &lane.runner.engine)).counts;
         let lanes: Vec<i32> = self.lanes.keys().copied().collect();
+        self.mergers.clear();
         self.close(&lanes, false)?;
         tracing::info!(?lanes, applied = counts.applied, "stopped");
         // From here on nobody answers, and the polling thread does not wait for it.
@@ -178,6 +186,7 @@ impl<'a> Fleet<'a> {
                 (if lost { "lost" } else { "handed over" }, lanes, done)
             }
         };
+        self.merge_shards()?;
         // The polling thread waits for it, and may have been told to stop.
         let _ = done.send(());
         tracing::info!(?lanes, ms = begun.elapsed().as_millis(), "lanes are {what}");
@@ -332,6 +341,30 @@ impl<'a> Fleet<'a> {
         }
     }
 
+    /// Brings together the shards of the spaces whose own lane is here, and of no others.
+    fn merge_shards(&mut self) -> anyhow::Result<()> {
+        for space in self.run.settings.sharded().into_keys() {
+            if !self.lanes.contains_key(&partition_of(&space, self.desk.partitions)) {
+                self.mergers.remove(&space);
+            } else if !self.mergers.contains_key(&space) {
+                let merger = Merger::start(self.merging(space.clone()))?;
+                self.mergers.insert(space, merger);
+            }
+        }
+        Ok(())
+    }
+
+    fn merging(&self, space: Name) -> Merging {
+        Merging {
+            cluster: self.cluster.clone(),
+            settings: self.run.settings.clone(),
+            space,
+            partitions: self.desk.partitions,
+            message_bytes: self.desk.message_bytes,
+            every: Duration::from_millis(self.run.config.snapshot.every_ms),
+        }
+    }
+
     /// Reads as a member, or alone what is given.
     fn read(
         &mut self,
@@ -340,8 +373,8 @@ impl<'a> Fleet<'a> {
         ending: impl Fn(usize) -> Ending,
     ) -> anyhow::Result<Arc<Reader>> {
         let parser = Arc::new(Parser::new(self.run.settings));
-        let partitions = Some(self.desk.partitions);
-        let (reader, logs) = Reader::start(self.cluster, parser, places, membership, partitions, ending)?;
+        let spread = Some(Spread::new(self.run.settings, self.desk.partitions));
+        let (reader, logs) = Reader::start(self.cluster, parser, places, membership, spread, ending)?;
         if matches!(membership, Membership::Fleet { .. }) {
             let _ = self.desk.reader.set(reader.clone());
         }

@@ -39,10 +39,10 @@ use crate::store::archive::{Archive, Change, Snapshot, difference};
 use crate::transport::append::Appender;
 use crate::transport::kafka::cluster::{Cluster, Problem};
 use crate::transport::kafka::consumer::{Partition, Reader};
+use crate::transport::kafka::homes::partition_of;
 use crate::transport::kafka::outlet::Outgoing;
 use crate::transport::kafka::standby::Standby;
 use crate::transport::kafka::state::{self, Entries, Mirror};
-use crate::transport::kafka::topics;
 use crate::transport::kafka::transaction::Transactions;
 
 /// What the lanes of an instance share.
@@ -129,7 +129,7 @@ impl Desk<'_> {
         shared_head.partitions = self.partitions as u32;
         shared_head.term += 1;
         let is_published = from_topic && head.configuration == fingerprint(self.settings);
-        let keeps = Keeps { snapshots: true, params: true, audit: audit.is_some() };
+        let keeps = Keeps { snapshots: true, params: true, audit: audit.is_some(), spread: true };
         let give_up = claim.transactions.given_up();
         let outlets = LaneOutlets {
             cluster: self.cluster.clone(),
@@ -146,7 +146,7 @@ impl Desk<'_> {
         };
         let (mut runner, state) = Runner::resume(self.settings, self.cadence, (engine, head), keeps, outlets)?;
         if !from_topic {
-            let of_lane = |params: &Params| topics::partition_of(&params.space, self.partitions) == lane;
+            let of_lane = |params: &Params| partition_of(&params.space, self.partitions) == lane;
             let known: Vec<Params> = published()?.into_iter().filter(of_lane).collect();
             runner.meet_published(&known);
         }

@@ -5,6 +5,7 @@ mod fleet;
 pub mod follow;
 mod keeper;
 mod lane;
+mod merger;
 pub mod repartition;
 
 use std::io;
@@ -51,6 +52,8 @@ struct Keeps {
     snapshots: bool,
     params: bool,
     audit: bool,
+    /// Whether spaces that are spread over several lanes are in several runners: others publish their parameters.
+    spread: bool,
 }
 
 /// An engine with its logs and with what makes its effects last.
@@ -66,6 +69,7 @@ pub struct Runner<S> {
     persistent: bool,
     publishes: bool,
     audited: bool,
+    spread: bool,
     work: Work,
     dead_bytes: usize,
     applied_since: u64,
@@ -91,7 +95,12 @@ impl<S: Log> Runner<S> {
         if !fresh {
             note_changes(&head, settings);
         }
-        let keeps = Keeps { snapshots: snapshots.is_some(), params: places.outlet.publishes(), audit: audit.is_some() };
+        let keeps = Keeps {
+            snapshots: snapshots.is_some(),
+            params: places.outlet.publishes(),
+            audit: audit.is_some(),
+            spread: false,
+        };
         let outlets = Outlets { snapshots, audit, outlet: places.outlet };
         let (mut runner, positions) = Self::resume(settings, cadence, (engine, head), keeps, outlets)?;
         runner.meet_published(&places.published);
@@ -118,6 +127,7 @@ impl<S: Log> Runner<S> {
             persistent: keeps.snapshots,
             publishes: keeps.params,
             audited: keeps.audit,
+            spread: keeps.spread,
             work: Work::default(),
             dead_bytes: 0,
             applied_since: 0,
@@ -236,7 +246,8 @@ impl<S: Log> Runner<S> {
     fn publications(&mut self, created_ms: u64, all: bool) -> Vec<(Name, Vec<u8>)> {
         let names: Vec<Name> = self.engine.names().cloned().collect();
         let mut published = Vec::new();
-        for space in names {
+        let in_part = |space: &Name| self.spread && self.settings.space(space).shards > 1;
+        for space in names.into_iter().filter(|space| !in_part(space)).collect::<Vec<Name>>() {
             let Some(version) = self.engine.version(&space) else { continue };
             let last = self.head.publications.get(&space).copied();
             let revision = match last {

@@ -16,10 +16,11 @@ use crate::event::Name;
 use crate::snapshot::{LaneHead, SharedHead};
 use crate::store::archive::{Archive, difference};
 use crate::transport::kafka::cluster::{Cluster, Problem};
+use crate::transport::kafka::homes::partition_of;
 use crate::transport::kafka::outlet::Outgoing;
 use crate::transport::kafka::positions;
 use crate::transport::kafka::state::{self, Entries, Mirror};
-use crate::transport::kafka::topics::{check_partitions, partition_of};
+use crate::transport::kafka::topics::check_partitions;
 use crate::transport::kafka::transaction::Transactions;
 
 /// What was done.
@@ -130,7 +131,13 @@ fn spread(states: &mut [State]) -> anyhow::Result<(Vec<Outgoing>, Moved)> {
         for (key, value) in &state.records {
             let space = space_of(key).context("a record belongs to no space")?;
             records[home(&space)].push((key.clone(), value.clone()));
-            homes.insert(space.clone(), (lane, home(&space)));
+            let before = homes.insert(space.clone(), (lane, home(&space)));
+            if before.is_some_and(|(other, _)| other != lane) {
+                return Err(anyhow!(
+                    "space {space} is spread over several lanes (spaces.{space}.shards): its requests would have others, and \
+                     cannot be moved"
+                ));
+            }
         }
         for (space, publication) in &state.head.publications {
             publications[home(space)].insert(space.clone(), *publication);

@@ -221,7 +221,7 @@ fn check(place: &Place, instances: &[Instance], lanes: usize, requests: u64, rew
     for instance in instances {
         for (lane, line) in instance.applied(lanes) {
             let space = pointsman::event::Name::try_from(line["space"].as_str().unwrap()).unwrap();
-            assert_eq!(pointsman::transport::kafka::topics::partition_of(&space, lanes), lane as i32, "{line}");
+            assert_eq!(pointsman::transport::kafka::homes::partition_of(&space, lanes), lane as i32, "{line}");
             applied.push(line["request_id"].as_str().unwrap().to_owned());
         }
     }

@@ -33,8 +33,8 @@ use rdkafka::{Offset, TopicPartitionList};
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, Problem, Trouble, failed, is_lasting, lasting, log_line, make};
+use super::homes::Spread;
 use super::positions::{Place, at, parse};
-use super::topics::partition_of;
 use crate::engine::{Input, Side};
 use crate::event::Name;
 use crate::merge::{MergeState, Origin, Read, Source, Sourced};
@@ -385,7 +385,7 @@ impl Reader {
         parser: Arc<Parser>,
         places: &[Place],
         membership: &Membership,
-        partitions: Option<usize>,
+        spread: Option<Spread>,
         ending: impl Fn(usize) -> Ending,
     ) -> Result<(Arc<Self>, Logs), Problem> {
         let topics = &cluster.config.topics;
@@ -437,7 +437,7 @@ impl Reader {
             shared: shared.clone(),
             parser,
             paused: BTreeSet::new(),
-            partitions,
+            spread,
             subscribed,
         };
         if polling.subscribed.is_empty() {
@@ -541,8 +541,8 @@ struct Polling {
     shared: Arc<Shared>,
     parser: Arc<Parser>,
     paused: BTreeSet<(Side, i32)>,
-    /// How many partitions there are, where each space has its own.
-    partitions: Option<usize>,
+    /// Where events belong, where each space has its own partition.
+    spread: Option<Spread>,
     /// What the group is asked for; nothing: there is no group.
     subscribed: Vec<String>,
 }
@@ -614,8 +614,8 @@ impl Polling {
             Some(kind) => return Input::bad(side, bytes, Bad::ContentType(kind)),
             None => Input::parse(&self.parser, side, bytes, message.timestamp().to_millis()),
         };
-        let belongs = |space: &Name| self.partitions.map(|number| partition_of(space, number));
-        match input.key().and_then(|(_, _, space, ..)| belongs(space)) {
+        let belongs = |space: &Name, id: &str| Some(self.spread.as_ref()?.partition(space, id));
+        match input.key().and_then(|(_, _, space, id, _)| belongs(space, id)) {
             Some(expected) if expected != message.partition() => {
                 let bad = Bad::WrongPartition { found: message.partition(), expected };
                 Input::bad(side, message.payload().unwrap_or_default().to_vec(), bad)

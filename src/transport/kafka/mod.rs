@@ -18,6 +18,7 @@ pub mod cluster;
 pub mod consumer;
 pub mod events;
 pub mod history;
+pub mod homes;
 pub mod outlet;
 pub mod params;
 pub mod positions;

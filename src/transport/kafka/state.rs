@@ -212,7 +212,7 @@ fn read_from(
 }
 
 /// A client that follows partitions, in no group though it wants the name of one.
-pub(super) fn follower(cluster: &Cluster) -> Result<BaseConsumer<Plain>, Problem> {
+pub fn follower(cluster: &Cluster) -> Result<BaseConsumer<Plain>, Problem> {
     make(&reading(cluster), Plain(cluster.trouble.clone()))
 }
 

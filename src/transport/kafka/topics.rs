@@ -1,7 +1,6 @@
 //! What topics must be like: made where they are missing, checked where they are there, never changed.
 
 use std::collections::BTreeMap;
-use std::ptr;
 
 use rdkafka::admin::{NewTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication};
 use rdkafka::error::RDKafkaErrorCode;
@@ -283,23 +282,6 @@ pub async fn check_lanes(cluster: &Cluster, settings: &Settings, partitions: usi
     Ok(())
 }
 
-/// The partition of a space among so many, as every producer's default partitioner has it for the key.
-pub fn partition_of(space: &Name, partitions: usize) -> i32 {
-    let key = space.as_str().as_bytes();
-    // SAFETY: the function reads `key.len()` bytes of the key and nothing else; it does not use the topic or the
-    // opaque values.
-    unsafe {
-        rdkafka::bindings::rd_kafka_msg_partitioner_murmur2(
-            ptr::null(),
-            key.as_ptr().cast(),
-            key.len(),
-            partitions as i32,
-            ptr::null_mut(),
-            ptr::null_mut(),
-        )
-    }
-}
-
 /// Partitions of queries and of rewards, which must be as many where a lane is a pair of them.
 pub fn check_partitions(cluster: &Cluster) -> Result<(usize, usize), Problem> {
     let topics = &cluster.config.topics;
@@ -314,20 +296,4 @@ fn unequal(cluster: &Cluster, of_queries: usize, of_rewards: usize) -> Problem {
     let topics = &cluster.config.topics;
     let (queries, rewards) = (topics.queries.clone(), topics.rewards.clone());
     Problem::UnequalPartitions { queries, of_queries, rewards, of_rewards }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spaces_have_the_partitions_that_java_gives_their_keys() {
-        // murmur2 of these keys, as Apache Kafka's own tests have it, without its sign bit.
-        for (key, hash) in [("21", -973_932_308_i32), ("foobar", -790_332_482), ("abc", 479_470_107)] {
-            let space = Name::try_from(key).unwrap();
-            for partitions in [1, 3, 6, 100] {
-                assert_eq!(partition_of(&space, partitions), (hash & i32::MAX) % partitions as i32, "{key}");
-            }
-        }
-    }
 }
