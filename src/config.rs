@@ -468,6 +468,8 @@ pub struct LearnerConfig {
     pub drift: OnDrift,
     /// Most spaces that are created on first sight.
     pub spaces_max: usize,
+    /// Partitions that a space is spread over.
+    pub shards: usize,
     /// Seed of the learner's own draws.
     pub seed: u64,
 }
@@ -511,6 +513,7 @@ impl Default for LearnerConfig {
             clip_predictions: true,
             drift: OnDrift::Detect,
             spaces_max: 1000,
+            shards: 1,
             seed: 1,
         }
     }
@@ -699,6 +702,8 @@ pub struct Spec {
     pub exploration_floor: f64,
     /// How its worth is judged, and what comes of that.
     pub worth: WorthSpec,
+    /// Partitions that the space is spread over.
+    pub shards: usize,
     /// Seed of the draws.
     pub seed: u64,
 }
@@ -747,6 +752,12 @@ pub struct HpgSpec {
 }
 
 impl Spec {
+    /// Whether its parameters are sums that are projected only to play.
+    pub fn plays_by_sums(&self) -> bool {
+        let (Method::Hpg(hpg) | Method::HpgParameterFree(hpg)) = &self.method else { return false };
+        hpg.mode == Mode::Lazy
+    }
+
     /// The algorithm's name, as configured.
     pub fn algorithm(&self) -> &'static str {
         match self.method {
@@ -912,8 +923,32 @@ impl LearnerConfig {
             half_life: self.half_life,
             exploration_floor: self.exploration_floor,
             worth: self.check_worth()?,
+            shards: self.check_shards()?,
             seed: self.seed,
         })
+    }
+
+    /// Shards learn apart and are added up: learning must be a plain sum of examples.
+    fn check_shards(&self) -> Result<usize, BadSetting> {
+        within("learner.shards", self.shards, 1, 1024)?;
+        let plain = [
+            ("algorithm = \"hpg\"", self.algorithm == Algorithm::Hpg),
+            ("mode = \"lazy\"", self.mode == Mode::Lazy),
+            ("estimator = \"logged\"", self.estimator == Estimator::Logged),
+            ("baseline = \"none\"", self.baseline == Some(Baseline::None)),
+            ("a constant learning_rate", self.learning_rate.is_none_or(|rate| rate == LearningRate::Constant)),
+            ("batch = 1", self.batch.unwrap_or(1) == 1),
+            ("no half_life", self.half_life.is_none()),
+            ("guard = \"none\"", self.guard == Guard::None),
+            ("missing_propensities other than current", self.missing_propensities != MissingPropensities::Current),
+        ];
+        match plain.into_iter().find(|(_, holds)| self.shards > 1 && !holds) {
+            Some((needed, _)) => {
+                let allowed = format!("shards are added up, which needs {needed} in the space");
+                Err(bad("learner.shards", self.shards, allowed))
+            }
+            None => Ok(self.shards),
+        }
     }
 
     fn check_worth(&self) -> Result<WorthSpec, BadSetting> {
@@ -1077,6 +1112,26 @@ fn missing(key: &'static str, what: &str) -> BadSetting {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shards_need_learning_that_is_a_sum() {
+        let plain =
+            LearnerConfig { shards: 3, mode: Mode::Lazy, baseline: Some(Baseline::None), ..LearnerConfig::default() };
+        assert_eq!(plain.check().unwrap().shards, 3);
+        let changes: [fn(&mut LearnerConfig); 5] = [
+            |c| c.mode = Mode::Factored,
+            |c| c.baseline = None,
+            |c| c.half_life = Some(100.0),
+            |c| c.estimator = Estimator::Importance,
+            |c| c.guard = Guard::BestConstant,
+        ];
+        for change in changes {
+            let mut config = plain.clone();
+            change(&mut config);
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.starts_with("learner.shards = 3: shards are added up, which needs "), "{error}");
+        }
+    }
 
     fn config(change: impl FnOnce(&mut LearnerConfig)) -> LearnerConfig {
         let mut config = LearnerConfig { dim: 8, ..LearnerConfig::default() };

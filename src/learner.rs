@@ -58,6 +58,11 @@ pub trait Learner: Send {
         false
     }
 
+    /// Adds what another has learned, where learning is summing; false if it is not.
+    fn add(&mut self, _other: LearnerState) -> bool {
+        false
+    }
+
     /// All that is needed to go on.
     fn save(&self) -> LearnerState;
 }
@@ -327,10 +332,29 @@ impl Trainer {
     /// Judges the policy by an example that it has not learned from.
     fn judge(&mut self, example: &Example) {
         let spec = &self.spec.worth;
-        let judged = self.worth.is_next_judged(spec).then(|| self.core(example.query()).ok()).flatten();
+        let core = || match self.spec.plays_by_sums() {
+            // Its own would have to be projected anew for every example: judged is the one that it had published.
+            true => Some(example.policy().to_vec()),
+            false => self.core(example.query()).ok(),
+        };
+        let judged = self.worth.is_next_judged(spec).then(core).flatten();
         let floor = self.spec.exploration_floor;
         let learned = judged.map(|core| Distribution::mix(core, floor, &uniform(self.spec.models.len())).propensities);
         self.worth.see(spec, example, learned.as_deref());
+    }
+
+    /// Takes in what another shard of the same space has learned; false if their learners are not sums of examples.
+    pub fn add(&mut self, other: &Self) -> bool {
+        let added = self.spec == other.spec && self.learner.add(other.learner.save());
+        if added {
+            let (book, others) = (&mut self.book, &other.book);
+            book.rewards.sum += others.rewards.sum;
+            book.rewards.weight += others.rewards.weight;
+            book.reward_sum += others.reward_sum;
+            book.learned += others.learned;
+            book.version += others.version;
+        }
+        added
     }
 
     /// Applies the pending batch, complete or not.
