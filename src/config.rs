@@ -476,6 +476,7 @@ pub struct LearnerConfig {
 
 impl Default for LearnerConfig {
     fn default() -> Self {
+        let worth = WorthSpec::default();
         Self {
             dim: 768,
             models: vec!["minilm".to_owned(), "bge".to_owned()],
@@ -498,9 +499,9 @@ impl Default for LearnerConfig {
             baseline: None,
             missing_propensities: MissingPropensities::Reject,
             exploration_floor: 0.0,
-            evaluate_every: 1,
-            evaluate_window: 50_000,
-            evaluate_alpha: 0.05,
+            evaluate_every: worth.every,
+            evaluate_window: worth.window,
+            evaluate_alpha: worth.alpha,
             guard: Guard::None,
             guard_share: 0.2,
             guard_control: 0.05,
@@ -707,11 +708,17 @@ pub struct Spec {
     /// Share of uniform exploration.
     pub exploration_floor: f64,
     /// How its worth is judged, and what comes of that.
+    #[serde(default)]
     pub worth: WorthSpec,
     /// Partitions that the space is spread over.
+    #[serde(default = "one")]
     pub shards: usize,
     /// Seed of the draws.
     pub seed: u64,
+}
+
+fn one() -> usize {
+    1
 }
 
 /// An algorithm with its checked settings.

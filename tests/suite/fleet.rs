@@ -8,6 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use pointsman::config::Config;
+use pointsman::engine::{Engine, Input, Side};
+use pointsman::event::{Name, Query};
+use pointsman::router::Params;
+use pointsman::transport::kafka::cluster::Cluster;
+use pointsman::transport::kafka::homes::{Keys, partition_of};
+use pointsman::transport::kafka::params::ParamsTopic;
+use pointsman::wire::events::Parser;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminOptions, AlterConfig, NewPartitions, ResourceSpecifier};
 use rdkafka::message::Message;
@@ -220,8 +228,8 @@ fn check(place: &Place, instances: &[Instance], lanes: usize, requests: u64, rew
     let mut applied = Vec::new();
     for instance in instances {
         for (lane, line) in instance.applied(lanes) {
-            let space = pointsman::event::Name::try_from(line["space"].as_str().unwrap()).unwrap();
-            assert_eq!(pointsman::transport::kafka::homes::partition_of(&space, lanes), lane as i32, "{line}");
+            let space = Name::try_from(line["space"].as_str().unwrap()).unwrap();
+            assert_eq!(partition_of(&space, lanes), lane as i32, "{line}");
             applied.push(line["request_id"].as_str().unwrap().to_owned());
         }
     }
@@ -576,4 +584,67 @@ fn a_standby_takes_over() {
     instances[0].leave();
     check(&place, &instances, lanes, requests, &rewarded);
     check_history(&place);
+}
+
+/// A space that is spread over several partitions learns what it would have learned in one: its parameters are those
+/// of one learner that has seen all its requests.
+#[test]
+fn shards_of_a_space_add_up() {
+    let Some(brokers) = broker::shared() else { return };
+    let lanes = 4;
+    let place = place(&brokers, lanes);
+    let text = fs::read_to_string(&place.config).unwrap();
+    let sums = "mode = \"lazy\"\nbaseline = \"none\"\neta = 0.1\nbeta = 3.0\ntau = 300.0\n";
+    let text = text.replace("[join]\n", &format!("{sums}[spaces.hot]\nshards = 6\n[join]\n"));
+    fs::write(&place.config, &text).unwrap();
+    let mut instances: Vec<Instance> = ["i0", "i1"].iter().map(|name| Instance::new(&place, name, "")).collect();
+    instances.iter_mut().for_each(Instance::start);
+    await_all(&instances, lanes);
+    let config: Config = toml::from_str(&text).unwrap();
+    let settings = config.check().unwrap();
+    let (keys, hot) = (Keys::new(&settings), Name::try_from("hot").unwrap());
+    // One learner that sees all requests.
+    let (parser, mut alone) = (Parser::new(&settings), Engine::new(settings.clone()));
+    let producer: BaseProducer =
+        ClientConfig::new().set("bootstrap.servers", brokers).set("partitioner", "murmur2_random").create().unwrap();
+    let number = sized(300, 5000) as u64;
+    for i in 0..number {
+        let (id, ts_ms) = (format!("r{i}"), 1_731_700_000_000 + i);
+        let query = json!({"request_id": id, "space": "hot", "ts_ms": ts_ms, "query": vector(i), "model": "b",
+            "propensities": {"a": 0.3, "b": 0.3, "c": 0.4}});
+        let reward = json!({"request_id": id, "space": "hot", "ts_ms": ts_ms, "reward": i % 2});
+        let key = keys.key(&hot, &id).into_owned();
+        for (topic, side, event) in [("queries", Side::Query, query), ("rewards", Side::Reward, reward)] {
+            let line = event.to_string();
+            producer.send(BaseRecord::to(place.topic(topic)).key(&key).payload(&line)).unwrap();
+            alone.step(Input::parse(&parser, side, line.into_bytes(), None));
+        }
+        producer.poll(Duration::ZERO);
+    }
+    producer.flush(Duration::from_secs(30)).unwrap();
+    await_applied(&instances, |applied| applied == number);
+    let cluster = Cluster::new(&config.transport.kafka).unwrap();
+    let start = Instant::now();
+    let published = loop {
+        let newest = ParamsTopic::open(&cluster).unwrap().newest().unwrap();
+        if let Some(found) = newest.into_iter().find(|params| params.space == hot && params.version == number) {
+            break found;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", logs(&instances));
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(instances.iter().all(|instance| !instance.applied(lanes).is_empty()), "each has some of its shards");
+    let expected = Params { policy: alone.policy(&hot).unwrap(), ..published.clone() };
+    for i in 0..20 {
+        let query = Query::new(vector(1000 + i)).unwrap();
+        let [found, expected] = [&published, &expected].map(|params| params.scores(&query).unwrap());
+        let near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4 && b.abs() > 1e-3);
+        assert!(near, "{found:?} {expected:?}");
+    }
+    instances.iter_mut().for_each(Instance::leave);
+}
+
+/// Some query.
+fn vector(i: u64) -> Vec<f64> {
+    (0..DIM as u64).map(|j| ((i * (j + 3)) % 17) as f64 - 7.5).collect()
 }
