@@ -175,7 +175,10 @@ impl<'a> Fleet<'a> {
         let begun = Instant::now();
         let (what, lanes, done) = match rebalance {
             Rebalance::Given { lanes, done } => {
-                self.open(&lanes)?;
+                match self.open(&lanes) {
+                    Err(error) if is_fenced(&error) => self.rejoin(reader, &lanes),
+                    other => other?,
+                }
                 for lane in &lanes {
                     self.attach(*lane, |place, idle| reader.open(place, idle));
                 }
@@ -292,11 +295,16 @@ impl<'a> Fleet<'a> {
             }
         }
         if !fenced.is_empty() {
-            tracing::warn!(lanes = ?fenced, "another instance has taken over: joining the group anew");
-            fenced.into_iter().for_each(|lane| self.drop_lane(lane));
-            reader.rejoin();
+            self.rejoin(reader, &fenced);
         }
         Ok((events, ended))
+    }
+
+    /// Drops lanes that another instance has taken over, and asks the group anew which are this one's.
+    fn rejoin(&mut self, reader: &Reader, fenced: &[i32]) {
+        tracing::warn!(lanes = ?fenced, "another instance has taken over: joining the group anew");
+        fenced.iter().for_each(|lane| self.drop_lane(*lane));
+        reader.rejoin();
     }
 
     fn wake(&mut self, news: bool) {

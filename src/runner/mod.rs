@@ -1,5 +1,13 @@
 //! What drives the engine: events in from a merge, effects out, snapshots at their time. `learn` and `replay` are two
 //! ways to run it.
+//!
+//! | file | does |
+//! |---|---|
+//! | `keeper` | makes things last, on a thread of its own |
+//! | `follow` | `learn` on files, and on topics as one lane |
+//! | `fleet` | `learn` on topics that many instances share |
+//! | `lane` | a lane that moves between them: what it goes on from, and how its snapshots last |
+//! | `repartition` | spaces that move between lanes |
 
 mod fleet;
 pub mod follow;

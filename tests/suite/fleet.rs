@@ -472,21 +472,54 @@ fn spaces_follow_their_partitions_when_a_topic_grows() {
     assert!(of("dead_letters") > 0, "{found}");
 }
 
+/// Requests that the lanes of one store have applied, each as space and id.
+fn applied_here(place: &Place, lanes: i32) -> Vec<String> {
+    let read = |lane: i32| fs::read_to_string(place.dir.path().join(format!("audit-partition-{lane}.jsonl")));
+    let text: String = (0..lanes).map(|lane| read(lane).unwrap_or_default()).collect();
+    let id = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        format!("{} {}", line["space"], line["request_id"])
+    };
+    text.lines().map(id).collect()
+}
+
+/// A later epoch in a store is the lane's state for all, from the next time on that it is opened there.
+#[test]
+fn a_lane_is_rolled_back_for_all() {
+    let Some(brokers) = broker::shared() else { return };
+    let place = place(brokers, 2);
+    let spaces = 6;
+    for run in 0..2 {
+        send(&place, brokers, spaces, 5 * run, 5 * run + 5);
+        assert_eq!(learn_once(&place)["applied"], json!(30 * (run + 1)));
+    }
+    let lane = ["--lane", "partition-0"];
+    let listed: Value =
+        serde_json::from_slice(&place.ok(&[&["snapshots", "list", "--json"][..], &lane].concat()).stdout).unwrap();
+    let oldest = &listed["generations"][0];
+    assert!(oldest["applied"].as_u64().unwrap() > 0, "{listed}");
+    place.ok(&[&["snapshots", "rollback", "--to", &oldest["generation"].to_string()][..], &lane].concat());
+    // What came after it is learned again.
+    for found in [learn_once(&place), summary(&place)] {
+        assert_eq!((&found["queries"], &found["applied"]), (&json!(60), &json!(60)), "{found}");
+    }
+    let (all, unique) = (applied_here(&place, 2), applied_here(&place, 2).into_iter().collect::<BTreeSet<_>>());
+    assert_eq!((all.len(), unique.len()), (60, 60));
+    check_history(&place);
+    let epochs: BTreeSet<u64> = place
+        .messages("params")
+        .iter()
+        .map(|message| pointsman::wire::params::decode(message.payload().unwrap()).unwrap().epoch)
+        .collect();
+    assert_eq!(epochs, [0, 1].into());
+}
+
 /// Wherever the process dies, the log of applied requests and the state come to the same.
 #[test]
 fn a_crash_anywhere_in_a_snapshot_is_of_no_consequence() {
     let Some(brokers) = broker::shared() else { return };
     let place = place(brokers, 2);
     let spaces = 6;
-    let applied = || -> Vec<String> {
-        let read = |lane: i32| fs::read_to_string(place.dir.path().join(format!("audit-partition-{lane}.jsonl")));
-        let text: String = (0..2).map(|lane| read(lane).unwrap_or_default()).collect();
-        let id = |line: &str| {
-            let line: Value = serde_json::from_str(line).unwrap();
-            format!("{} {}", line["space"], line["request_id"])
-        };
-        text.lines().map(id).collect()
-    };
     // The first two are the first snapshots of the lanes, the next are those with the events.
     let few = [
         ("before-publish", 1),
@@ -506,7 +539,7 @@ fn a_crash_anywhere_in_a_snapshot_is_of_no_consequence() {
         assert!(!output.status.success(), "{name}={nth}: {}", String::from_utf8_lossy(&output.stderr));
         let expected = 3 * sent * spaces as u64;
         assert_eq!(learn_once(&place)["applied"], json!(expected), "{name}={nth}");
-        let (all, unique) = (applied(), applied().into_iter().collect::<BTreeSet<_>>());
+        let (all, unique) = (applied_here(&place, 2), applied_here(&place, 2).into_iter().collect::<BTreeSet<_>>());
         assert_eq!((all.len() as u64, unique.len() as u64), (expected, expected), "{name}={nth}");
     }
     check_history(&place);

@@ -297,15 +297,18 @@ impl Shared {
         owner: &Sender<Rebalance>,
         lanes: Vec<i32>,
     ) -> Result<(), KafkaError> {
-        let opened = lanes.is_empty() || self.ask(owner, |done| Rebalance::Given { lanes: lanes.clone(), done });
+        if !lanes.is_empty() {
+            self.ask(owner, |done| Rebalance::Given { lanes: lanes.clone(), done });
+        }
         let mut assignment = TopicPartitionList::new();
-        for lane in lanes.into_iter().filter(|_| opened) {
-            for side in [Side::Query, Side::Reward] {
-                let Some(queue) = lock(&self.partitions).get(&(side, lane)).cloned() else {
-                    let problem = "its owner did not open the pair".to_owned();
-                    self.fail(Problem::Failed { doing: format!("reading {}/{lane}", self.topic(side)), problem });
-                    return consumer.incremental_assign(&TopicPartitionList::new());
-                };
+        for lane in lanes {
+            let queue = |side| lock(&self.partitions).get(&(side, lane)).cloned();
+            let (Some(queries), Some(rewards)) = (queue(Side::Query), queue(Side::Reward)) else {
+                // Its owner is gone, or has lost it while opening it, and asks for it anew.
+                tracing::warn!(lane, "a lane is not read");
+                continue;
+            };
+            for (side, queue) in [(Side::Query, queries), (Side::Reward, rewards)] {
                 let offset = Offset::Offset(lock(&queue.state).next as i64);
                 assignment.add_partition_offset(self.topic(side), lane, offset)?;
             }
@@ -335,12 +338,15 @@ impl Shared {
         consumer.incremental_unassign(&taken)
     }
 
-    /// Asks the owner, and waits: whether it has answered.
-    fn ask(&self, owner: &Sender<Rebalance>, message: impl FnOnce(SyncSender<()>) -> Rebalance) -> bool {
+    /// Asks the owner, and waits until it has answered, or is gone.
+    fn ask(&self, owner: &Sender<Rebalance>, message: impl FnOnce(SyncSender<()>) -> Rebalance) {
         let (done, answer) = sync_channel(1);
         let sent = owner.send(message(done)).is_ok();
         self.tell();
-        sent && answer.recv().is_ok()
+        if sent {
+            // An error is the owner's end.
+            let _ = answer.recv();
+        }
     }
 
     /// A partition that was not there at the start.
