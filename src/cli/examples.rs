@@ -60,7 +60,7 @@ impl LogArgs {
         let dir = TempDir::with_prefix("pointsman-log-").context("cannot make a temporary directory")?;
         let dead_letters = Appender::new(&dir.path().join("dead-letters.jsonl"));
         let outlet = Box::new(Files { dead_letters, params: None });
-        let places = Places { store: None, audit: None, outlet, published: Vec::new() };
+        let places = Places { store: None, audit: None, outlet, published: Vec::new(), facts: Arc::default() };
         let (mut runner, state) = Runner::open(&settings, &config.snapshot, places)?;
         let bytes_read = Arc::new(AtomicU64::new(0));
         let total = replay::add_logs(&self.queries, &self.rewards, &settings, &mut runner, &state, &bytes_read)?;

@@ -110,6 +110,7 @@ fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<O
         audit: config.audit.path(),
         outlet: Box::new(Files { dead_letters: Appender::new(&args.dead_letters), params: None }),
         published: Vec::new(),
+        facts: Arc::default(),
     };
     if args.from_kafka {
         replay_topics(args, config, settings, places)

@@ -12,10 +12,10 @@ use tokio::runtime::Handle;
 use super::{DEAD_LETTERS_BYTES, Places, Runner, Snapshots, Stepped};
 use crate::config::{Config, Lanes as LanesConfig, Settings, TransportKind};
 use crate::engine::{Engine, Totals};
-use crate::http::learner::{News, Status};
 use crate::merge::MergeState;
 use crate::router::Params;
 use crate::store::{self, ONE_LANE};
+use crate::telemetry::{News, Status};
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
 use crate::transport::file::AtEnd;
@@ -58,8 +58,9 @@ pub struct Outcome {
 /// How often a daemon that is busy says how it goes.
 const NEWS_EVERY: Duration = Duration::from_secs(30);
 
-/// How often it tells those who ask.
+/// How often it tells those who ask; less often where telling takes more than this share of the time.
 const STATUS_EVERY: Duration = Duration::from_millis(250);
+const STATUS_SHARE: f64 = 0.01;
 
 /// How often it makes sure that the topics are still those that they were.
 const CHECK_EVERY: Duration = Duration::from_secs(20);
@@ -91,7 +92,8 @@ impl Run<'_> {
         let published = params.published();
         let outlet = Box::new(Files { dead_letters, params: Some(params) });
         let store = Some(Snapshots::open(&self.config.store, self.config.snapshot.keep)?);
-        let places = Places { store, audit: self.config.audit.path(), outlet, published };
+        let (audit, facts) = (self.config.audit.path(), self.status.facts());
+        let places = Places { store, audit, outlet, published, facts };
         let (mut runner, state) = Runner::open(self.settings, &self.config.snapshot, places)?;
         let parser = Arc::new(Parser::new(self.settings));
         let mut directory = Directory::new(&file.dir, parser, at_end, state.positions.clone());
@@ -197,6 +199,7 @@ impl Run<'_> {
                 audit: self.config.audit.path().map(|path| lane_path(&path, key)),
                 outlet: Box::new(outlet.clone()),
                 published: published.iter().filter(of_lane).cloned().collect(),
+                facts: self.status.facts(),
             };
             let (runner, begun) = Runner::open(self.settings, &self.config.snapshot, places)?;
             state.positions.extend(begun.positions.clone());
@@ -343,12 +346,13 @@ struct Teller<'a> {
     status: &'a Status,
     since: Instant,
     told: Instant,
+    took: Duration,
     events: u64,
 }
 
 impl<'a> Teller<'a> {
     fn new(status: &'a Status) -> Self {
-        Self { status, since: Instant::now(), told: Instant::now(), events: 0 }
+        Self { status, since: Instant::now(), told: Instant::now(), took: Duration::ZERO, events: 0 }
     }
 
     fn events<'r, S: Log + 'r>(
@@ -382,12 +386,13 @@ impl<'a> Teller<'a> {
         runners: impl Iterator<Item = &'r Runner<S>> + Clone,
         more: impl Fn(&mut News),
     ) {
-        if self.told.elapsed() >= STATUS_EVERY {
+        if self.told.elapsed() >= STATUS_EVERY.max(self.took.div_f64(STATUS_SHARE)) {
+            let begun = Instant::now();
             let out_of_order = runners.clone().map(|runner| runner.merge.out_of_order()).sum();
             let mut news = News::of(runners.map(|runner| &runner.engine), out_of_order);
             more(&mut news);
             self.status.tell(news);
-            self.told = Instant::now();
+            (self.told, self.took) = (Instant::now(), begun.elapsed());
         }
     }
 }

@@ -6,6 +6,7 @@ mod keeper;
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -20,6 +21,7 @@ use crate::merge::{Merge, MergeState, Next, Origin, Sourced};
 use crate::router::Params;
 use crate::snapshot::{LaneHead, Publication, fingerprint};
 use crate::store::StoreError;
+use crate::telemetry::{Facts, Published};
 use crate::transport::append::Appender;
 use crate::transport::{Letter, Log, Outlet, now_ms};
 use crate::wire::params;
@@ -40,6 +42,8 @@ pub struct Places {
     pub outlet: Box<dyn Outlet>,
     /// What routers have seen last.
     pub published: Vec<Params>,
+    /// Where it is told what happens.
+    pub facts: Arc<Facts>,
 }
 
 /// An engine with its logs and with what makes its effects last.
@@ -55,6 +59,7 @@ pub struct Runner<S> {
     persistent: bool,
     publishes: bool,
     audited: bool,
+    facts: Arc<Facts>,
     work: Work,
     dead_bytes: usize,
     applied_since: u64,
@@ -80,6 +85,7 @@ impl<S: Log> Runner<S> {
         note_changes(&head, settings, fresh);
         head.configuration = fingerprint(settings);
         let positions = head.merge.clone();
+        let facts = places.facts;
         let (persistent, publishes, audited) = (snapshots.is_some(), places.outlet.publishes(), audit.is_some());
         let mut runner = Self {
             engine,
@@ -87,10 +93,11 @@ impl<S: Log> Runner<S> {
             settings: settings.clone(),
             cadence: cadence.clone(),
             head,
-            keeper: Keeper::start(Outlets { snapshots, audit, outlet: places.outlet })?,
+            keeper: Keeper::start(Outlets { snapshots, audit, outlet: places.outlet, facts: facts.clone() })?,
             persistent,
             publishes,
             audited,
+            facts,
             work: Work::default(),
             dead_bytes: 0,
             applied_since: 0,
@@ -114,7 +121,9 @@ impl<S: Log> Runner<S> {
                 if let Some(traceparent) = origin.as_ref().and_then(|origin| origin.traceparent.as_deref()) {
                     tracing::debug!(traceparent, log = self.merge.name(log), offset = start, "event");
                 }
+                let begun = Instant::now();
                 let effects = self.engine.step(input);
+                self.facts.learned(&effects.applied, begun.elapsed());
                 if let Some(letter) = effects.dead_letter {
                     self.note_bad(letter, log, start, line, origin);
                 }
@@ -131,10 +140,10 @@ impl<S: Log> Runner<S> {
     fn note_bad(&mut self, letter: DeadLetter, log: usize, start: u64, line: u64, origin: Option<Box<Origin>>) {
         let mut place = self.merge.source_mut(log).map(|source| source.place(start, line)).unwrap_or_default();
         place["log"] = json!(self.merge.name(log));
-        let traceparent = origin.as_ref().and_then(|origin| origin.traceparent.as_deref());
-        tracing::debug!(%place, traceparent, reason = letter.bad.reason(), "a bad event: {}", letter.bad);
         self.dead_bytes += letter.bytes.len();
-        self.work.dead_letters.push(Letter { letter, place, origin, time_ms: now_ms() });
+        let letter = Letter { letter, place, origin, time_ms: now_ms() };
+        self.facts.bad_event(&letter);
+        self.work.dead_letters.push(letter);
     }
 
     /// Notes examples that were learned from.
@@ -182,7 +191,9 @@ impl<S: Log> Runner<S> {
         self.head.audit_bytes += work.audit.len() as u64;
         let created_ms = now_ms();
         if self.publishes {
-            work.params = self.publications(created_ms, republish);
+            let params = self.publications(created_ms, republish);
+            work.told = params.iter().map(|params| (params.space.clone(), Published::of(params))).collect();
+            work.params = params.iter().map(|params| (params.space.clone(), params::encode(params))).collect();
         }
         if self.persistent {
             work.positions = positions.clone();
@@ -197,7 +208,7 @@ impl<S: Log> Runner<S> {
     }
 
     /// Parameters of the spaces that have learned since their last publication, or of all.
-    fn publications(&mut self, created_ms: u64, all: bool) -> Vec<(Name, Vec<u8>)> {
+    fn publications(&mut self, created_ms: u64, all: bool) -> Vec<Params> {
         let names: Vec<Name> = self.engine.names().cloned().collect();
         let mut published = Vec::new();
         for space in names {
@@ -211,7 +222,7 @@ impl<S: Log> Runner<S> {
             self.head.publications.insert(space.clone(), Publication { version, revision });
             let Some(policy) = self.engine.policy(&space) else { continue };
             let spec = self.settings.space(&space);
-            let params = Params {
+            published.push(Params {
                 epoch: self.head.epoch,
                 version,
                 revision,
@@ -220,9 +231,8 @@ impl<S: Log> Runner<S> {
                 created_ms,
                 algorithm: spec.algorithm().to_owned(),
                 policy,
-                space: space.clone(),
-            };
-            published.push((space, params::encode(&params)));
+                space,
+            });
         }
         published
     }
