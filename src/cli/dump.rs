@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 
 use super::Failure;
-use super::progress::Progress;
+use super::progress::{Progress, Unit};
 use crate::config::{Config, Lanes, Settings};
 use crate::engine::Side;
 use crate::report::{Column, Table};
@@ -107,7 +106,7 @@ fn dump(
     cluster.reach()?;
     let sides: Vec<Side> = topics.iter().map(|topic| topic.side()).collect();
     let stretches = stretches(&cluster, Span { since: args.since, until: args.until }, &sides)?;
-    let progress = Progress::new("dumping", stretches.iter().map(Stretch::offsets).sum());
+    let progress = Progress::new("dumping", stretches.iter().map(Stretch::offsets).sum(), Unit::Of("messages"));
     let by_space = config.transport.kafka.lanes == Lanes::Partition;
     let mut scribe = Scribe::new(settings, by_space.then(|| check_partitions(&cluster)).transpose()?.map(|n| n.0));
     let mut written = Vec::new();
@@ -141,13 +140,13 @@ fn dump_topic(
     for stretch in stretches {
         logs.insert(stretch.place.partition, Log::new(directory, stretch)?);
     }
-    let (start, mut messages) = (Instant::now(), 0_u64);
+    let mut messages = 0_u64;
     read(cluster, stretches, |stretch, offset, message| {
         let Some(log) = logs.get_mut(&stretch.place.partition) else { return Ok(()) };
         log.add(&scribe.line_of(stretch.place.side, message))?;
         messages += 1;
-        let speed = || format!("{messages} messages, {:.0}/s", messages as f64 / start.elapsed().as_secs_f64());
-        progress.advance((offset + 1).saturating_sub(log.reached), speed);
+        let so_far = || format!("{messages} messages");
+        progress.advance((offset + 1).saturating_sub(log.reached), so_far);
         log.reached = offset + 1;
         Ok(())
     })?;

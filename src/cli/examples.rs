@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, anyhow};
 use tempfile::TempDir;
 
-use super::progress::Progress;
+use super::progress::{Progress, Unit};
 use super::{Failure, replay};
 use crate::config::{Config, LearnerConfig, Method};
 use crate::engine::Applied;
@@ -66,7 +66,7 @@ impl LogArgs {
         let total = replay::add_logs(&self.queries, &self.rewards, &settings, &mut runner, &state, &bytes_read)?;
         runner.begin(state)?;
         runner.engine.show_examples();
-        let progress = Progress::new(doing, total);
+        let progress = Progress::new(doing, total, Unit::Bytes);
         let (mut told, mut number) = (0, 0);
         let mut take = |applied: Vec<Applied>, number: &mut u64| {
             let examples = applied.iter().filter(|applied| applied.space == space).filter_map(|a| a.example.as_ref());

@@ -118,6 +118,8 @@ pub struct Status {
 
 struct Told {
     news: News,
+    /// When it was told, in milliseconds since 1970.
+    time_ms: u64,
     /// The spaces that are named in metrics, in the order in which they came: so none loses its name to a later one.
     named: Vec<String>,
     past: History<Moment>,
@@ -154,7 +156,7 @@ struct SpacePoint {
 
 impl Default for Status {
     fn default() -> Self {
-        let told = Told { news: News::default(), named: Vec::new(), past: History::new(PAST_EVERY_MS) };
+        let told = Told { news: News::default(), time_ms: 0, named: Vec::new(), past: History::new(PAST_EVERY_MS) };
         Self { ready: AtomicBool::new(false), started: Instant::now(), facts: Arc::default(), told: Mutex::new(told) }
     }
 }
@@ -195,7 +197,7 @@ impl Status {
             drop(log);
             told.past.push(time_ms, moment);
         }
-        told.news = news;
+        (told.news, told.time_ms) = (news, time_ms);
     }
 
     /// All of it, as JSON.
@@ -226,12 +228,12 @@ impl Status {
         };
         let found: Vec<_> = news.spaces.iter().filter(|(name, _)| name.contains(find)).collect();
         let mut shown = self.head();
-        let point = Point::of(news);
         merge(
             &mut shown,
             &json!({
                 "time_ms": now_ms(),
-                "point": point,
+                "point": Point::of(news),
+                "point_ms": told.time_ms,
                 "counts": news.counts,
                 "mean_reward": news.mean_reward,
                 "out_of_order": news.out_of_order,

@@ -46,6 +46,7 @@ struct Past {
     /// The buckets at the last point.
     timed: Vec<u64>,
     newest: Point,
+    newest_ms: u64,
 }
 
 struct Moment {
@@ -113,7 +114,7 @@ impl Metrics {
         Self {
             counts: Mutex::default(),
             durations: Family::new_with_constructor(|| Timing::new(1e-5)),
-            past: Mutex::new(Past { history, timed: timed.counts(), newest: Point::default() }),
+            past: Mutex::new(Past { history, timed: timed.counts(), newest: Point::default(), newest_ms: 0 }),
             decision: timed,
         }
     }
@@ -166,7 +167,7 @@ impl Metrics {
             p50_s: quantile(0.5),
             p99_s: quantile(0.99),
         };
-        past.timed = timed;
+        (past.timed, past.newest_ms) = (timed, time_ms);
         if past.history.is_due(time_ms) {
             let spaces = router.spaces();
             let spaces = spaces.iter().take(PAST_MAX).map(|by| (by.space().to_string(), counts.space_point(by))).collect();
@@ -193,7 +194,8 @@ impl Metrics {
 
     /// What the page shows at present: of the spaces whose name contains `find` some figures, and one space in full.
     pub fn now(&self, router: &Router, space: &str, find: &str) -> Value {
-        let (spaces, counts) = (router.spaces(), lock(&self.counts));
+        // In the order in which both are locked elsewhere.
+        let (past, counts, spaces) = (lock(&self.past), lock(&self.counts), router.spaces());
         let row = |by: &&Arc<Compiled>| {
             let params = by.params();
             let decided = counts.decisions.get(by.space()).map_or(0, |models| models.values().sum::<u64>());
@@ -206,7 +208,8 @@ impl Metrics {
         let one = spaces.iter().find(|by| by.space().as_str() == space);
         json!({
             "time_ms": now_ms(),
-            "point": lock(&self.past).newest,
+            "point": past.newest,
+            "point_ms": past.newest_ms,
             "repeats": counts.repeats,
             "spaces": found.iter().take(SPACES_MAX).map(row).collect::<Vec<_>>(),
             "spaces_found": found.len(),

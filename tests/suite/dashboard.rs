@@ -109,7 +109,7 @@ fn every_panel_and_every_alert_finds_its_metrics() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let stack = Stack::start(dir.path(), &[]);
+    let stack = Stack::start(dir.path());
     stack.write_bad_events();
     let prometheus = Prometheus::start(dir.path(), &stack);
     let asked: BTreeSet<String> = deploy::expressions()

@@ -69,7 +69,7 @@ fn the_page_shows_learner_and_router_at_work() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let stack = Stack::start(dir.path(), &[]);
+    let stack = Stack::start(dir.path());
     stack.write_bad_events();
     let mut browser = Browser::start();
 
@@ -81,6 +81,16 @@ fn the_page_shows_learner_and_router_at_work() {
     browser.wait_for("document.querySelectorAll('#snapshots tr').length > 2");
     browser.wait_for("document.querySelectorAll('#spectra .panel').length === 4");
     browser.wait_for("document.querySelectorAll('#traffic path').length === 4 && !!document.querySelector('#reward path')");
+    // An estimate of the lift, put into what the server told: a line, its band, and zero.
+    browser.eval(
+        "paused = true, now.lift = {policy: .61, best_constant: 'bge', best: .55, lift: .06, lower: .02, upper: .1, examples: 900},
+         points.forEach((x, i) => x.of_space && (x.of_space.lift = [.06, .06 - .2 / (i + 2), .06 + .2 / (i + 2)])), show(), true",
+    );
+    let drawn = "['.band', '.line', '.limit'].every(part => document.querySelector('#lift ' + part))";
+    assert_eq!(browser.eval(drawn), json!(true));
+    assert_eq!(browser.eval("document.querySelector('#lift-says').textContent.includes('bge alone')"), json!(true));
+    browser.picture("learner-lift");
+    browser.eval("document.getElementById('pause').click(), true");
     // By keys alone: a search, and another space.
     browser.fill("find", "sho");
     browser.wait_for("document.querySelectorAll('#spaces tr').length === 1");

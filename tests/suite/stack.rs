@@ -27,20 +27,20 @@ pub struct Stack {
 }
 
 impl Stack {
-    pub fn start(dir: &Path, more: &[&str]) -> Self {
+    pub fn start(dir: &Path) -> Self {
         let (router, learner) = (free_port(), free_port());
         let config = write_config(dir, router, WORLD);
         let to = format!("http://127.0.0.1:{router}");
         let listen = format!("http.listen=127.0.0.1:{learner}");
         let mut processes = vec![
-            Process::start(&config, &[&["route", "--serve-uniform"], more].concat()),
-            Process::start(&config, &[&["learn", "--set", &listen], more].concat()),
+            Process::start(&config, &["route", "--serve-uniform"]),
+            Process::start(&config, &["learn", "--set", &listen]),
         ];
         Client::new(router).await_status("/ready", 200);
         Client::new(learner).await_status("/ready", 200);
         for (space, rate) in [("default", "120"), ("shop", "30")] {
             let load = ["simulate", "--to", &to, "--rate", rate, "--space", space, "--delay-ms", "300", "--loss", "0.1"];
-            processes.push(Process::start(&config, &[&load[..], more].concat()));
+            processes.push(Process::start(&config, &load));
         }
         Self { router, learner, dir: dir.to_owned(), _processes: processes }
     }
