@@ -44,6 +44,9 @@ pub struct Args {
     /// Which topics
     #[arg(long, value_delimiter = ',', default_value = "queries,rewards", value_name = "TOPICS")]
     topics: Vec<Topic>,
+    /// File for the table as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
@@ -88,10 +91,12 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         return Err(Failure::Usage(anyhow!("there is {} already: {problem}", there.display())));
     }
     let (written, changed) = dump(args, &topics, config, &settings)?;
+    let table = table(&written, changed);
+    super::write_csv(args.csv.as_deref(), &[&table])?;
     if args.json {
         println!("{}", as_json(&written, changed));
     } else {
-        print!("{}", table(&written, changed).text());
+        print!("{}", table.text());
     }
     Ok(())
 }

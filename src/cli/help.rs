@@ -53,7 +53,9 @@ fn write_pages(dir: &Path, command: &Command, name: &str) -> anyhow::Result<()> 
 
 fn page(command: Command, name: &str) -> anyhow::Result<Vec<u8>> {
     let mut text = Vec::new();
-    Man::new(command).title(name.to_uppercase()).render(&mut text).context("cannot make the manual page")?;
+    let source = concat!("pointsman ", env!("CARGO_PKG_VERSION"));
+    let page = Man::new(command).title(name.to_uppercase()).source(source);
+    page.render(&mut text).context("cannot make the manual page")?;
     Ok(text)
 }
 

@@ -119,7 +119,9 @@ mod tests {
 
     #[test]
     fn the_page_loads_nothing_and_has_no_handlers_in_its_markup() {
-        for loader in ["http:", "https:", "url(", "@import", "<link", "innerHTML", "outerHTML", "document.write", "eval("] {
+        for loader in
+            ["http:", "https:", "url(", "@import", "<link", "innerHTML", "outerHTML", "document.write", "eval("]
+        {
             let allowed = PAGE.matches("http://www.w3.org/").count();
             let found = PAGE.matches(loader).count() - if loader == "http:" { allowed } else { 0 };
             assert_eq!(found, 0, "{loader}");

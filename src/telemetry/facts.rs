@@ -28,10 +28,10 @@ pub struct Facts {
     pub(super) join: Timing,
     /// What it took to make snapshots durable.
     pub(super) snapshot: Timing,
-    pub(super) log: Mutex<Log>,
+    log: Mutex<Log>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Log {
     pub dead: BTreeMap<(Side, &'static str), u64>,
     pub newest_dead: VecDeque<DeadNews>,
@@ -127,6 +127,11 @@ impl Default for Facts {
 }
 
 impl Facts {
+    /// All of it as of now: those who learn are not kept waiting by those who look.
+    pub(super) fn log(&self) -> Log {
+        lock(&self.log).clone()
+    }
+
     /// An event is bad.
     pub fn bad_event(&self, letter: &Letter) {
         let Letter { letter, place, origin, time_ms } = letter;

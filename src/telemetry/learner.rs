@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::facts::Log;
 use super::sheet::Sheet;
-use super::{Facts, pick, History, MODELS_MAX, OTHER, Published, SPACES_MAX};
+use super::{Facts, History, MODELS_MAX, OTHER, Published, SPACES_MAX, pick};
 use crate::engine::{Counts, Engine, Side, Tally, Totals};
 use crate::transport::{lock, now_ms};
 
@@ -117,7 +117,7 @@ pub struct Status {
 }
 
 struct Told {
-    news: News,
+    news: Arc<News>,
     /// When it was told, in milliseconds since 1970.
     time_ms: u64,
     /// The spaces that are named in metrics, in the order in which they came: so none loses its name to a later one.
@@ -156,7 +156,7 @@ struct SpacePoint {
 
 impl Default for Status {
     fn default() -> Self {
-        let told = Told { news: News::default(), time_ms: 0, named: Vec::new(), past: History::new(PAST_EVERY_MS) };
+        let told = Told { news: Arc::default(), time_ms: 0, named: Vec::new(), past: History::new(PAST_EVERY_MS) };
         Self { ready: AtomicBool::new(false), started: Instant::now(), facts: Arc::default(), told: Mutex::new(told) }
     }
 }
@@ -183,18 +183,17 @@ impl Status {
     }
 
     fn tell_at(&self, time_ms: u64, news: News) {
-        let mut told = lock(&self.told);
+        let (news, mut told) = (Arc::new(news), lock(&self.told));
         if told.named.len() < SPACES_MAX {
             let room = SPACES_MAX - told.named.len();
             let new: Vec<String> = news.spaces.keys().filter(|name| !told.named.contains(name)).cloned().collect();
             told.named.extend(new.into_iter().filter(|name| name != OTHER).take(room));
         }
         if told.past.is_due(time_ms) {
-            let log = lock(&self.facts.log);
+            let log = self.facts.log();
             let kept = told.named.iter().take(PAST_MAX);
             let space = |name: &String| Some((name.clone(), SpacePoint::of(name, news.spaces.get(name)?, &log)));
             let moment = Moment { point: Point::of(&news), spaces: kept.filter_map(space).collect() };
-            drop(log);
             told.past.push(time_ms, moment);
         }
         (told.news, told.time_ms) = (news, time_ms);
@@ -203,7 +202,7 @@ impl Status {
     /// All of it, as JSON.
     pub fn json(&self) -> Value {
         let mut shown = self.head();
-        merge(&mut shown, &lock(&self.told).news);
+        merge(&mut shown, &*self.news().0);
         shown
     }
 
@@ -217,8 +216,7 @@ impl Status {
     /// What the page shows at present: all that is common, of the spaces whose name contains `find` some figures, and
     /// one space in full.
     pub fn now(&self, space: &str, find: &str) -> Value {
-        let told = lock(&self.told);
-        let (news, log) = (&told.news, lock(&self.facts.log));
+        let ((news, time_ms), log) = (self.news(), self.facts.log());
         let row = |(name, space): (&String, &SpaceNews)| {
             json!({
                 "space": name, "version": space.version, "counts": space.counts,
@@ -232,8 +230,8 @@ impl Status {
             &mut shown,
             &json!({
                 "time_ms": now_ms(),
-                "point": Point::of(news),
-                "point_ms": told.time_ms,
+                "point": Point::of(&news),
+                "point_ms": time_ms,
                 "counts": news.counts,
                 "mean_reward": news.mean_reward,
                 "out_of_order": news.out_of_order,
@@ -259,10 +257,14 @@ impl Status {
     /// The past, with that of one space.
     pub fn history(&self, space: &str) -> Value {
         let told = lock(&self.told);
-        let point = |(time_ms, moment): &(u64, Moment)| {
-            json!({"time_ms": time_ms, "point": moment.point, "of_space": moment.spaces.get(space)})
-        };
+        let point = |(time_ms, moment): &(u64, Moment)| json!({"time_ms": time_ms, "point": moment.point, "of_space": moment.spaces.get(space)});
         Value::Array(told.past.points().map(point).collect())
+    }
+
+    /// What was told last, and when.
+    fn news(&self) -> (Arc<News>, u64) {
+        let told = lock(&self.told);
+        (told.news.clone(), told.time_ms)
     }
 
     fn head(&self) -> Value {
@@ -352,13 +354,12 @@ struct Code {
 impl Status {
     /// All metrics, in the format of OpenMetrics.
     pub fn metrics(&self) -> String {
-        let told = lock(&self.told);
-        let log = lock(&self.facts.log);
+        let ((news, _), log, named) = (self.news(), self.facts.log(), lock(&self.told).named.clone());
         let mut sheet = Sheet::new("pointsman_learner");
-        of_events(&mut sheet, &told.news, &log);
-        of_spaces(&mut sheet, &told, &log);
-        of_models(&mut sheet, &told.named, &log);
-        of_brokers(&mut sheet, &told.news);
+        of_events(&mut sheet, &news, &log);
+        of_spaces(&mut sheet, &news, &named, &log);
+        of_models(&mut sheet, &named, &log);
+        of_brokers(&mut sheet, &news);
         let Facts { update, join, snapshot, .. } = &*self.facts;
         sheet.seconds("update_duration", "Time of an event that something was learned from", update.clone());
         sheet.seconds("join_latency", "Event time from a query to its reward", join.clone());
@@ -409,10 +410,10 @@ fn kind(side: Side) -> &'static str {
     }
 }
 
-fn of_spaces(sheet: &mut Sheet, told: &Told, log: &Log) {
-    let named = |name: &str| told.named.iter().any(|named| named == name);
-    let label = |name: &str| Space { space: if named(name) { name } else { OTHER }.to_owned() };
-    let spaces = || told.news.spaces.iter().map(|(name, news)| (label(name), news));
+fn of_spaces(sheet: &mut Sheet, news: &News, named: &[String], log: &Log) {
+    let is_named = |name: &str| named.iter().any(|named| named == name);
+    let label = |name: &str| Space { space: if is_named(name) { name } else { OTHER }.to_owned() };
+    let spaces = || news.spaces.iter().map(|(name, news)| (label(name), news));
     let applied = spaces().map(|(space, news)| (space, news.counts.applied));
     sheet.counters("applied", "Examples that were learned from", applied);
     let rewards = spaces().map(|(space, news)| (space, news.reward_sum));
@@ -471,9 +472,8 @@ fn of_models(sheet: &mut Sheet, named: &[String], log: &Log) {
 fn of_brokers(sheet: &mut Sheet, news: &News) {
     let none = Vec::<(String, String)>::new;
     sheet.counters("rebalances", "How often partitions were given or taken", [(none(), news.rebalances)]);
-    let lag = |(topic, partition, lag): &(String, i32, u64)| {
-        (Place { topic: topic.clone(), partition: *partition }, *lag)
-    };
+    let lag =
+        |(topic, partition, lag): &(String, i32, u64)| (Place { topic: topic.clone(), partition: *partition }, *lag);
     sheet.gauges("lag", "Messages that are not read yet", news.lags.iter().map(lag));
     let errors = news.broker_errors.iter().map(|(code, number)| (Code { code: code.clone() }, *number));
     sheet.counters("broker_errors", "Errors of the brokers' client", errors);
@@ -481,7 +481,10 @@ fn of_brokers(sheet: &mut Sheet, news: &News) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::engine::Applied;
     use crate::event::Name;
     use crate::telemetry::ModelNews;
 
@@ -545,14 +548,23 @@ mod tests {
             let models = models(number).map(|name| ModelNews { name, eigenvalues: vec![-3.0, 1.0] });
             let published = Published { time_ms: 5000, version: 1, models: models.collect() };
             status.facts.published(vec![(space(i), published)]);
-            lock(&status.facts.log).examples.insert(space(i).to_string(), vec![2; number]);
+            for model in (0..number).flat_map(|model| [model; 2]) {
+                let (space, request_id) = (space(i), String::new());
+                let applied = Applied { space, request_id, model, reward: 1.0, latency_ms: Some(40), example: None };
+                status.facts.learned(&[applied], Duration::from_millis(1));
+            }
         }
         let metrics = status.metrics();
         let traffic = values(&metrics, "pointsman_learner_examples_total");
         assert_eq!(traffic.len(), MODELS_MAX + 1);
         assert_eq!(traffic.iter().map(|(_, number)| number).sum::<f64>(), 2.0 * (MODELS_MAX + 15) as f64);
         assert_eq!(values(&metrics, "pointsman_learner_rank").len(), MODELS_MAX);
-        assert!(metrics.contains("pointsman_learner_nuclear_norm{space=\"space-0000\",model=\"m-3\"} 4.0"), "{metrics}");
+        let updates = values(&metrics, "pointsman_learner_update_duration_seconds_count");
+        assert_eq!(updates, [("pointsman_learner_update_duration_seconds_count", 2.0 * (MODELS_MAX + 15) as f64)]);
+        assert!(
+            metrics.contains("pointsman_learner_nuclear_norm{space=\"space-0000\",model=\"m-3\"} 4.0"),
+            "{metrics}"
+        );
         assert!(metrics.contains("pointsman_learner_top_eigenvalue{space=\"space-0000\",model=\"m-3\"} -3.0"));
         assert!(metrics.contains("pointsman_learner_published_timestamp_seconds{space=\"space-0000\"} 5.0"));
     }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::sheet::Sheet;
-use super::{History, pick, MODELS_MAX, OTHER, ModelNews, SPACES_MAX, Timing};
+use super::{History, MODELS_MAX, ModelNews, OTHER, SPACES_MAX, Timing, pick};
 use crate::event::Name;
 use crate::router::{Answer, Compiled, Router};
 use crate::transport::{lock, now_ms};
@@ -170,7 +170,8 @@ impl Metrics {
         (past.timed, past.newest_ms) = (timed, time_ms);
         if past.history.is_due(time_ms) {
             let spaces = router.spaces();
-            let spaces = spaces.iter().take(PAST_MAX).map(|by| (by.space().to_string(), counts.space_point(by))).collect();
+            let spaces =
+                spaces.iter().take(PAST_MAX).map(|by| (by.space().to_string(), counts.space_point(by))).collect();
             let point = past.newest.clone();
             past.history.push(time_ms, Moment { point, spaces });
         }
@@ -179,9 +180,7 @@ impl Metrics {
     /// The past, with that of one space.
     pub fn history(&self, space: &str) -> Value {
         let past = lock(&self.past);
-        let point = |(time_ms, moment): &(u64, Moment)| {
-            json!({"time_ms": time_ms, "point": moment.point, "of_space": moment.spaces.get(space)})
-        };
+        let point = |(time_ms, moment): &(u64, Moment)| json!({"time_ms": time_ms, "point": moment.point, "of_space": moment.spaces.get(space)});
         Value::Array(past.history.points().map(point).collect())
     }
 

@@ -84,7 +84,9 @@ mod tests {
 
     #[test]
     fn each_duration_is_below_the_end_of_its_bucket() {
-        for (ms, bucket) in [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (131_072, 17), (131_073, 18), (1 << 40, 18)] {
+        for (ms, bucket) in
+            [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (131_072, 17), (131_073, 18), (1 << 40, 18)]
+        {
             let timing = Timing::new(1e-3);
             timing.observe(Duration::from_millis(ms));
             let counts = timing.counts();

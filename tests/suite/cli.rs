@@ -148,7 +148,7 @@ fn completions_and_manual_pages_know_every_command() {
     run(&["man", "--out", directory.path().to_str().unwrap()]);
     for command in commands.iter().filter(|command| **command != "help") {
         let page = std::fs::read_to_string(directory.path().join(format!("pointsman-{command}.1"))).unwrap();
-        assert!(page.contains(&format!("POINTSMAN\\-{}", command.to_uppercase().replace('-', "\\-"))), "{page}");
+        assert!(page.contains(&format!(".TH POINTSMAN-{} 1", command.to_uppercase())), "{page}");
     }
     assert!(directory.path().join("pointsman-snapshots-rollback.1").is_file());
 }

@@ -57,8 +57,7 @@ scrape_configs:
     /// The number of series that an expression gives.
     fn ask(&self, expression: &str) -> usize {
         let body = format!("query={}", encode(expression));
-        let (status, answer) =
-            self.client.post("/api/v1/query", "application/x-www-form-urlencoded", body.as_bytes());
+        let (status, answer) = self.client.post("/api/v1/query", "application/x-www-form-urlencoded", body.as_bytes());
         assert_eq!(status, 200, "{expression}: {answer}");
         let numbers = answer["data"]["result"].as_array().unwrap();
         let is_number = |row: &&Value| row["value"][1] != "NaN";

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
@@ -77,10 +78,14 @@ fn the_page_shows_learner_and_router_at_work() {
     browser.open(&learner, 1280);
     await_growth(&mut browser, "Examples learned");
     browser.wait_for("document.querySelector('#health').dataset.state === 'good'");
-    browser.wait_for("document.querySelectorAll('#dead tr').length === 2 && document.querySelectorAll('#dead b').length === 0");
+    browser.wait_for(
+        "document.querySelectorAll('#dead tr').length === 2 && document.querySelectorAll('#dead b').length === 0",
+    );
     browser.wait_for("document.querySelectorAll('#snapshots tr').length > 2");
     browser.wait_for("document.querySelectorAll('#spectra .panel').length === 4");
-    browser.wait_for("document.querySelectorAll('#traffic path').length === 4 && !!document.querySelector('#reward path')");
+    browser.wait_for(
+        "document.querySelectorAll('#traffic path').length === 4 && !!document.querySelector('#reward path')",
+    );
     // An estimate of the lift, put into what the server told: a line, its band, and zero.
     browser.eval(
         "paused = true, now.lift = {policy: .61, best_constant: 'bge', best: .55, lift: .06, lower: .02, upper: .1, examples: 900},
@@ -99,7 +104,8 @@ fn the_page_shows_learner_and_router_at_work() {
     browser.wait_for("document.querySelector('h2 .space-name').textContent === 'shop'");
     browser.wait_for("document.querySelectorAll('#traffic path').length === 4");
     assert_eq!(browser.complaints(), Vec::<String>::new());
-    let settled = "!!document.querySelector('#reward path') && document.querySelectorAll('#spectra .panel').length === 4";
+    let settled =
+        "!!document.querySelector('#reward path') && document.querySelectorAll('#spectra .panel').length === 4";
     check_looks(&mut browser, &learner, "learner", settled);
 
     let router = format!("http://127.0.0.1:{}/", stack.router);
@@ -119,7 +125,8 @@ fn the_page_shows_learner_and_router_at_work() {
     // The refusal of a vector is the one thing that the console may tell.
     let told = browser.complaints();
     assert!(told.iter().all(|line| line.contains("/v1/explain") && line.contains("422")), "{told:?}");
-    let settled = "document.querySelectorAll('#traffic path').length === 4 && !!document.querySelector('#latency path')";
+    let settled =
+        "document.querySelectorAll('#traffic path').length === 4 && !!document.querySelector('#latency path')";
     check_looks(&mut browser, &router, "router", settled);
 }
 
@@ -151,6 +158,30 @@ fn a_token_is_asked_for_and_kept_in_the_tab() {
     browser.open(&url, 800);
     browser.wait_for("!document.getElementById('all').hidden");
     assert_eq!(browser.complaints(), Vec::<String>::new(), "the tab has kept it");
+}
+
+#[test]
+fn a_report_looks_right_and_its_tables_copy_cell_by_cell() {
+    if !browser::possible() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let small = ["demo", "--rounds", "2000", "--dim", "8", "--models", "3", "--report"];
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    assert!(demo.args(small).arg(dir.path()).output().unwrap().status.success());
+    let mut browser = Browser::start();
+    for scheme in ["light", "dark"] {
+        browser.prefer(scheme);
+        browser.open(&format!("file://{}", dir.path().join("demo.html").display()), 1000);
+        browser.picture(&format!("report-{scheme}"));
+    }
+    let copied =
+        browser.eval("getSelection().selectAllChildren(document.querySelector('table')), String(getSelection())");
+    let lines: Vec<&str> = copied.as_str().unwrap().lines().collect();
+    let cells = |line: &&str| line.split('\t').count();
+    assert!(lines.len() > 5 && cells(&lines[0]) > 2, "{copied}");
+    assert!(lines.iter().all(|line| cells(line) == cells(&lines[0])), "{copied}");
+    assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 
 #[test]

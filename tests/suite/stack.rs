@@ -39,7 +39,8 @@ impl Stack {
         Client::new(router).await_status("/ready", 200);
         Client::new(learner).await_status("/ready", 200);
         for (space, rate) in [("default", "120"), ("shop", "30")] {
-            let load = ["simulate", "--to", &to, "--rate", rate, "--space", space, "--delay-ms", "300", "--loss", "0.1"];
+            let load =
+                ["simulate", "--to", &to, "--rate", rate, "--space", space, "--delay-ms", "300", "--loss", "0.1"];
             processes.push(Process::start(&config, &load));
         }
         Self { router, learner, dir: dir.to_owned(), _processes: processes }
