@@ -290,3 +290,62 @@ impl Counts {
         rows
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::router::DrawKey;
+
+    fn name(text: String) -> Name {
+        Name::try_from(text).unwrap()
+    }
+
+    /// A router of so many spaces, each of which has decided once.
+    fn busy(spaces: usize, models: usize, metrics: &Metrics) -> Router {
+        let router = Router::new(DrawKey::new(b"key").unwrap());
+        for i in 0..spaces {
+            let space = name(format!("space-{i:04}"));
+            let models = (0..models).map(|m| name(format!("model-{m}"))).collect();
+            router.begin(Compiled::unlearned(space.clone(), models, 2, None));
+            metrics.decided(&router.route(&space, "r", &[1.0, 0.0]).unwrap().unwrap());
+        }
+        router
+    }
+
+    #[test]
+    fn spaces_beyond_the_limit_are_told_together() {
+        let metrics = Metrics::new();
+        let router = busy(SPACES_MAX + 7, 3, &metrics);
+        let text = metrics.text(&router, true, Some((5, 1)));
+        let decisions = text.lines().filter(|line| line.starts_with("pointsman_router_decisions_total{"));
+        assert_eq!(decisions.count(), SPACES_MAX + 1);
+        assert!(text.contains("pointsman_router_decisions_total{space=\"other\",model=\"other\"} 7"), "{text}");
+        let versions = text.lines().filter(|line| line.starts_with("pointsman_router_params_version{"));
+        assert_eq!(versions.count(), SPACES_MAX);
+        assert!(text.contains("pointsman_router_deliveries_total{outcome=\"lost\"} 1"), "{text}");
+    }
+
+    #[test]
+    fn the_past_has_the_quantiles_of_its_own_stretch() {
+        let metrics = Metrics::new();
+        let router = busy(2, 3, &metrics);
+        metrics.request("route", 200, Duration::from_millis(3));
+        metrics.request("status", 200, Duration::from_secs(1));
+        metrics.request("route", 503, Duration::from_millis(3));
+        metrics.events("decision", "written", 2);
+        metrics.events("reward", "dropped", 1);
+        metrics.remember(&router);
+        let now = metrics.now(&router, "space-0001", "0001");
+        let (point, traffic) = (&now["point"], &now["of_space"]["traffic"]);
+        let p50 = point["p50_s"].as_f64().unwrap();
+        assert!((2e-3..6e-3).contains(&p50), "{point}");
+        let counts = [&point["decisions"], &point["written"], &point["lost"], &point["errors"]].map(Value::as_u64);
+        assert_eq!(counts, [2, 2, 1, 1].map(Some), "{point}");
+        assert_eq!(traffic.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).sum::<u64>(), 1);
+        assert_eq!((&now["spaces_found"], &now["spaces_all"]), (&json!(1), &json!(2)));
+        assert_eq!(metrics.history("space-0001")[0]["of_space"]["traffic"], *traffic);
+        metrics.remember(&router);
+        assert_eq!(metrics.now(&router, "", "")["point"]["p50_s"], Value::Null, "nothing since");
+        assert_eq!(metrics.pick(&router, "nowhere"), "space-0000");
+    }
+}
