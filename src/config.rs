@@ -16,6 +16,7 @@ use thiserror::Error;
 pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, Start, Topics, parse_time};
 pub use rivals::FeatureKind;
 
+use crate::evaluate::worth::{GuardSpec, WorthSpec};
 use crate::event::Name;
 use crate::hpg::gradient::{Baseline, Estimator};
 use crate::hpg::projection::Ball;
@@ -458,6 +459,20 @@ pub struct LearnerConfig {
     pub missing_propensities: MissingPropensities,
     /// Share of uniform exploration mixed into the policy.
     pub exploration_floor: f64,
+    /// Examples from one that the policy is judged by to the next.
+    pub evaluate_every: u64,
+    /// How many of the latest of them are looked at for themselves.
+    pub evaluate_window: u64,
+    /// Probability that what is said of a policy's worth is ever wrong.
+    pub evaluate_alpha: f64,
+    /// What is done until routing is known to pay.
+    pub guard: Guard,
+    /// What the learned policy is given until then.
+    pub guard_share: f64,
+    /// What the best single model keeps from then on.
+    pub guard_control: f64,
+    /// By how much routing must be better.
+    pub guard_margin: f64,
     /// What linear bandits see of a query.
     pub features: FeatureKind,
     /// Leading directions of the queries whose products are learned on.
@@ -474,6 +489,8 @@ pub struct LearnerConfig {
     pub drift: OnDrift,
     /// Most spaces that are created on first sight.
     pub spaces_max: usize,
+    /// Partitions that a space is spread over.
+    pub shards: usize,
     /// Seed of the learner's own draws.
     pub seed: u64,
 }
@@ -502,6 +519,13 @@ impl Default for LearnerConfig {
             baseline: None,
             missing_propensities: MissingPropensities::Reject,
             exploration_floor: 0.0,
+            evaluate_every: 1,
+            evaluate_window: 50_000,
+            evaluate_alpha: 0.05,
+            guard: Guard::None,
+            guard_share: 0.2,
+            guard_control: 0.05,
+            guard_margin: 0.0,
             features: FeatureKind::Quadratic,
             feature_rank: None,
             alpha: None,
@@ -510,6 +534,7 @@ impl Default for LearnerConfig {
             clip_predictions: true,
             drift: OnDrift::Detect,
             spaces_max: 1000,
+            shards: 1,
             seed: 1,
         }
     }
@@ -575,6 +600,16 @@ pub enum OnDrift {
     None,
     /// When errors have grown for good, what was learned is doubted.
     Detect,
+}
+
+/// `learner.guard`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Guard {
+    /// Nothing.
+    None,
+    /// The best single model is played most of the time.
+    BestConstant,
 }
 
 /// `learner.learning_rate`
@@ -686,6 +721,10 @@ pub struct Spec {
     pub half_life: Option<f64>,
     /// Share of uniform exploration.
     pub exploration_floor: f64,
+    /// How its worth is judged, and what comes of that.
+    pub worth: WorthSpec,
+    /// Partitions that the space is spread over.
+    pub shards: usize,
     /// Seed of the draws.
     pub seed: u64,
 }
@@ -734,6 +773,12 @@ pub struct HpgSpec {
 }
 
 impl Spec {
+    /// Whether its parameters are sums that are projected only to play.
+    pub fn plays_by_sums(&self) -> bool {
+        let (Method::Hpg(hpg) | Method::HpgParameterFree(hpg)) = &self.method else { return false };
+        hpg.mode == Mode::Lazy
+    }
+
     /// The algorithm's name, as configured.
     pub fn algorithm(&self) -> &'static str {
         match self.method {
@@ -898,7 +943,50 @@ impl LearnerConfig {
             batch,
             half_life: self.half_life,
             exploration_floor: self.exploration_floor,
+            worth: self.check_worth()?,
+            shards: self.check_shards()?,
             seed: self.seed,
+        })
+    }
+
+    /// Shards learn apart and are added up: learning must be a plain sum of examples.
+    fn check_shards(&self) -> Result<usize, BadSetting> {
+        within("learner.shards", self.shards, 1, 1024)?;
+        let plain = [
+            ("algorithm = \"hpg\"", self.algorithm == Algorithm::Hpg),
+            ("mode = \"lazy\"", self.mode == Mode::Lazy),
+            ("estimator = \"logged\"", self.estimator == Estimator::Logged),
+            ("baseline = \"none\"", self.baseline == Some(Baseline::None)),
+            ("a constant learning_rate", self.learning_rate.is_none_or(|rate| rate == LearningRate::Constant)),
+            ("batch = 1", self.batch.unwrap_or(1) == 1),
+            ("no half_life", self.half_life.is_none()),
+            ("guard = \"none\"", self.guard == Guard::None),
+            ("missing_propensities other than current", self.missing_propensities != MissingPropensities::Current),
+        ];
+        match plain.into_iter().find(|(_, holds)| self.shards > 1 && !holds) {
+            Some((needed, _)) => {
+                let allowed = format!("shards are added up, which needs {needed} in the space");
+                Err(bad("learner.shards", self.shards, allowed))
+            }
+            None => Ok(self.shards),
+        }
+    }
+
+    fn check_worth(&self) -> Result<WorthSpec, BadSetting> {
+        within("learner.evaluate_window", self.evaluate_window, 10, 1_000_000_000)?;
+        within("learner.evaluate_alpha", self.evaluate_alpha, 1e-9, 0.5)?;
+        within("learner.guard_share", self.guard_share, 0.01, 1.0)?;
+        within("learner.guard_control", self.guard_control, 0.001, 1.0 - self.guard_share)?;
+        within("learner.guard_margin", self.guard_margin, 0.0, 1.0)?;
+        if self.guard != Guard::None && self.evaluate_every == 0 {
+            return Err(bad("learner.evaluate_every", 0, "must be 1 or more, since learner.guard judges by it"));
+        }
+        let guard = GuardSpec { share: self.guard_share, control: self.guard_control, margin: self.guard_margin };
+        Ok(WorthSpec {
+            every: self.evaluate_every,
+            window: self.evaluate_window,
+            alpha: self.evaluate_alpha,
+            guard: (self.guard == Guard::BestConstant).then_some(guard),
         })
     }
 
@@ -1045,6 +1133,26 @@ fn missing(key: &'static str, what: &str) -> BadSetting {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shards_need_learning_that_is_a_sum() {
+        let plain =
+            LearnerConfig { shards: 3, mode: Mode::Lazy, baseline: Some(Baseline::None), ..LearnerConfig::default() };
+        assert_eq!(plain.check().unwrap().shards, 3);
+        let changes: [fn(&mut LearnerConfig); 5] = [
+            |c| c.mode = Mode::Factored,
+            |c| c.baseline = None,
+            |c| c.half_life = Some(100.0),
+            |c| c.estimator = Estimator::Importance,
+            |c| c.guard = Guard::BestConstant,
+        ];
+        for change in changes {
+            let mut config = plain.clone();
+            change(&mut config);
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.starts_with("learner.shards = 3: shards are added up, which needs "), "{error}");
+        }
+    }
 
     fn config(change: impl FnOnce(&mut LearnerConfig)) -> LearnerConfig {
         let mut config = LearnerConfig { dim: 8, ..LearnerConfig::default() };

@@ -25,6 +25,7 @@ use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::config::{MissingPropensities, Settings, Spec};
+use crate::evaluate::worth::WorthView;
 use crate::event::{Example, Name, Query};
 use crate::hpg::spectra::Eigen;
 use crate::joiner::{BadJoin, JoinCounts, JoinHead, Joined, Joiner, Payload, Record};
@@ -309,6 +310,8 @@ pub struct SpaceView {
     pub retired: Vec<Name>,
     /// Its parameters, where the algorithm has some.
     pub eigens: Vec<Eigen>,
+    /// Whether routing pays.
+    pub worth: Option<WorthView>,
 }
 
 impl Engine {
@@ -405,6 +408,11 @@ impl Engine {
         self.spaces.get(space).map(|space| space.trainer.version())
     }
 
+    /// Whether routing pays in a space; none if nothing was judged.
+    pub fn worth(&self, space: &Name) -> Option<WorthView> {
+        self.spaces.get(space)?.trainer.worth()
+    }
+
     /// The policy of a space, in the routing form.
     pub fn policy(&self, space: &Name) -> Option<Policy> {
         self.spaces.get(space).map(|space| space.trainer.policy())
@@ -480,6 +488,7 @@ impl Engine {
             mean_reward: space.trainer.mean_reward(),
             retired: space.retired.iter().cloned().collect(),
             eigens: space.trainer.eigens(),
+            worth: space.trainer.worth(),
         })
     }
 

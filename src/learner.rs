@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::config::{Method, Spec};
+use crate::evaluate::worth::{Floor, Worth, WorthView};
 use crate::event::{BadExample, BadQuery, Example, Name, Query};
 use crate::hpg::learner::{Hpg, HpgState};
 use crate::hpg::parameter_free::{ParameterFree, ParameterFreeState};
@@ -54,6 +55,11 @@ pub trait Learner: Send {
 
     /// Starts a model from a given W = V diag(lambda) V'; false if the algorithm cannot.
     fn set(&mut self, _model: usize, _lambda: &[f64], _vectors: &[f64]) -> bool {
+        false
+    }
+
+    /// Adds what another has learned, where learning is summing; false if it is not.
+    fn add(&mut self, _other: LearnerState) -> bool {
         false
     }
 
@@ -107,6 +113,7 @@ pub struct Trainer {
     spec: Spec,
     learner: Box<dyn Learner>,
     book: Book,
+    worth: Worth,
 }
 
 /// What the trainer remembers.
@@ -123,6 +130,17 @@ struct Book {
 /// What [`Trainer::save`] seals.
 #[derive(Debug, Serialize, Deserialize)]
 struct Saved {
+    algorithm: String,
+    dim: usize,
+    models: Vec<String>,
+    book: Book,
+    state: LearnerState,
+    worth: Worth,
+}
+
+/// What it sealed in version 1.
+#[derive(Deserialize)]
+struct SavedUnjudged {
     algorithm: String,
     dim: usize,
     models: Vec<String>,
@@ -154,7 +172,7 @@ pub enum BadState {
 }
 
 /// Version of the format of a saved learner.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 impl Trainer {
     /// A learner that has not seen anything.
@@ -184,13 +202,14 @@ impl Trainer {
             learned: 0,
             version: 0,
         };
-        Self { spec, learner, book }
+        let worth = Worth::new(&spec.worth, models);
+        Self { spec, learner, book, worth }
     }
 
     /// Goes on from a saved state. Hyper-parameters and models come from `spec` and may differ from those it was saved
     /// with. Models are matched by name and new ones start at zero; a batch that was pending is applied to the old ones.
     pub fn restore(spec: Spec, bytes: &[u8]) -> Result<Self, BadState> {
-        let saved: Saved = envelope::unseal(Kind::Learner, VERSION, bytes)?;
+        let saved = Saved::open(&spec, bytes)?;
         let names: Vec<String> = spec.models.iter().map(ToString::to_string).collect();
         if saved.models == names {
             return Self::reopen(spec, saved);
@@ -203,6 +222,8 @@ impl Trainer {
         trainer.flush();
         let state = remap(trainer.learner.save(), &places, spec.dim);
         trainer.learner = restore_learner(&spec, state).ok_or(BadState::Shape)?;
+        // What was judged with other models says nothing of these.
+        trainer.worth = Worth::new(&spec.worth, spec.models.len());
         trainer.spec = spec;
         Ok(trainer)
     }
@@ -224,6 +245,7 @@ impl Trainer {
         }
         trainer.learner = restore_learner(spec, saved.state).ok_or(BadState::Shape)?;
         trainer.book = saved.book;
+        trainer.worth = Worth::restore(&spec.worth, spec.models.len(), saved.worth).ok_or(BadState::Shape)?;
         Ok(trainer)
     }
 
@@ -235,18 +257,27 @@ impl Trainer {
             models: self.spec.models.iter().map(ToString::to_string).collect(),
             book: self.book.clone(),
             state: self.learner.save(),
+            worth: self.worth.clone(),
         };
         envelope::seal(Kind::Learner, VERSION, &saved)
     }
 
     /// The current distribution over models for a query.
     pub fn distribution(&self, query: &Query) -> Result<Distribution, BadQuery> {
+        let Floor { share, distribution } = self.floor();
+        Ok(Distribution::mix(self.core(query)?, share, &distribution))
+    }
+
+    fn core(&self, query: &Query) -> Result<Vec<f64>, BadQuery> {
         query.check_dim(self.spec.dim)?;
-        let models = self.spec.models.len();
-        let mut scores = vec![0.0; models];
+        let mut scores = vec![0.0; self.spec.models.len()];
         self.learner.scores(query, &mut scores);
-        let core = self.learner.sampling(self.book.version).core(&scores);
-        Ok(Distribution::mix(core, self.spec.exploration_floor, &uniform(models)))
+        Ok(self.learner.sampling(self.book.version).core(&scores))
+    }
+
+    /// What is mixed into the core: exploration, and what the guard asks for.
+    fn floor(&self) -> Floor {
+        self.worth.floor(&self.spec.worth, self.spec.exploration_floor)
     }
 
     /// What each model is predicted to earn for a query, by a regression whose scores are rewards above their mean.
@@ -276,7 +307,8 @@ impl Trainer {
         }
         let best = (0..models).fold(0, |best, m| if index[m] > index[best] { m } else { best });
         let core = (0..models).map(|m| f64::from(u8::from(m == best))).collect();
-        let distribution = Distribution::mix(core, self.spec.exploration_floor, &uniform(models));
+        let Floor { share, distribution } = self.floor();
+        let distribution = Distribution::mix(core, share, &distribution);
         let model = distribution.draw(self.book.generator.random());
         Ok(Some(Decision { model, distribution }))
     }
@@ -284,6 +316,7 @@ impl Trainer {
     /// Learns from an example: at once if it completes a batch, else then.
     pub fn learn(&mut self, example: Example) -> Result<(), BadExample> {
         example.check_shape(self.spec.dim, self.spec.models.len())?;
+        self.judge(&example);
         let book = &mut self.book;
         let lesson = Lesson { mean_before: book.rewards.mean(), example };
         book.rewards.add(lesson.example.reward(), shrink(self.spec.half_life, 1));
@@ -294,6 +327,34 @@ impl Trainer {
             self.flush();
         }
         Ok(())
+    }
+
+    /// Judges the policy by an example that it has not learned from.
+    fn judge(&mut self, example: &Example) {
+        let spec = &self.spec.worth;
+        let core = || match self.spec.plays_by_sums() {
+            // Its own would have to be projected anew for every example: judged is the one that it had published.
+            true => Some(example.policy().to_vec()),
+            false => self.core(example.query()).ok(),
+        };
+        let judged = self.worth.is_next_judged(spec).then(core).flatten();
+        let floor = self.spec.exploration_floor;
+        let learned = judged.map(|core| Distribution::mix(core, floor, &uniform(self.spec.models.len())).propensities);
+        self.worth.see(spec, example, learned.as_deref());
+    }
+
+    /// Takes in what another shard of the same space has learned; false if their learners are not sums of examples.
+    pub fn add(&mut self, other: &Self) -> bool {
+        let added = self.spec == other.spec && self.learner.add(other.learner.save());
+        if added {
+            let (book, others) = (&mut self.book, &other.book);
+            book.rewards.sum += others.rewards.sum;
+            book.rewards.weight += others.rewards.weight;
+            book.reward_sum += others.reward_sum;
+            book.learned += others.learned;
+            book.version += others.version;
+        }
+        added
     }
 
     /// Applies the pending batch, complete or not.
@@ -312,10 +373,11 @@ impl Trainer {
 
     /// The current policy in the routing form.
     pub fn policy(&self) -> Policy {
+        let Floor { share, distribution } = self.floor();
         Policy {
             sampling: self.learner.sampling(self.book.version),
-            floor: self.spec.exploration_floor,
-            floor_distribution: uniform(self.spec.models.len()),
+            floor: share,
+            floor_distribution: distribution,
             scores: self.learner.score_forms(),
         }
     }
@@ -323,6 +385,11 @@ impl Trainer {
     /// The current quadratic parameters of each model; empty where the algorithm has none.
     pub fn eigens(&self) -> Vec<Eigen> {
         self.learner.eigens()
+    }
+
+    /// What is known of its worth; none if nothing was judged.
+    pub fn worth(&self) -> Option<WorthView> {
+        self.worth.view(&self.spec.worth, &self.spec.models)
     }
 
     /// What it was made from.
@@ -396,6 +463,18 @@ fn restore_learner(spec: &Spec, state: LearnerState) -> Option<Box<dyn Learner>>
             Some(Box::new(Exp3::restore(*rate, models, half_life, state)?))
         }
         _ => None,
+    }
+}
+
+impl Saved {
+    fn open(spec: &Spec, bytes: &[u8]) -> Result<Self, BadState> {
+        let (version, payload) = envelope::open(Kind::Learner, VERSION, bytes)?;
+        if version >= 2 {
+            return Ok(envelope::decode(payload)?);
+        }
+        let SavedUnjudged { algorithm, dim, models, book, state } = envelope::decode(payload)?;
+        let worth = Worth::new(&spec.worth, models.len());
+        Ok(Self { algorithm, dim, models, book, state, worth })
     }
 }
 

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use super::Failure;
 use super::contestants::contestants;
 use super::examples::LogArgs;
 use super::panel::{Panel, Row};
 use super::world::positive_number;
+use super::{Failure, summary};
 use crate::config::Config;
 use crate::evaluate::judge::Range;
+use crate::evaluate::worth::{EFFECTIVE_MIN, Lift};
 use crate::report::{Block, Column, Lines, Page, Section, Series, Table};
 use crate::router::Params;
 use crate::wire::params::decode;
@@ -45,8 +46,7 @@ pub struct Shown {
     /// Probability that a range is ever wrong
     #[arg(long, default_value_t = ALPHA, value_parser = probability)]
     pub alpha: f64,
-    /// How many of the latest examples are judged for themselves, too; their ranges hold for any one such stretch, not
-    /// for all stretches at once
+    /// How many of the latest examples are judged for themselves, too
     #[arg(long, default_value_t = WINDOW, value_parser = clap::value_parser!(u64).range(10..))]
     pub window: u64,
     /// Directory for an HTML report
@@ -100,7 +100,7 @@ pub fn on_log(
     log.each(config, "evaluating", |example| panel.see(example, shown.alpha))?;
     let path = shown.report.as_deref().map(|dir| super::write_page(dir, "evaluate.html", &page(log, &panel, shown)));
     let path = path.transpose()?;
-    let all = table(&panel.rows(), panel.examples(), shown.alpha);
+    let all = table(&panel.rows(), panel.examples(), shown.alpha, shown.alpha);
     super::write_csv(shown.csv.as_deref(), &[&all])?;
     if shown.json {
         println!("{}", to_json(&panel, shown, path.as_deref()));
@@ -109,7 +109,7 @@ pub fn on_log(
     println!("{}", all.text());
     let (latest, number) = panel.latest();
     if number < panel.examples() {
-        println!("{}", table(&panel.rows_of(&latest), number, shown.alpha).text());
+        println!("{}", table(&panel.rows_of(&latest), number, shown.alpha, panel.latest_alpha(shown.alpha)).text());
     }
     println!("{}", verdict(&panel.rows(), shown.alpha));
     if let Some(path) = path {
@@ -135,25 +135,23 @@ fn lift(row: &Row, rows: &[Row]) -> f64 {
     row.estimate.self_normalised() - best_constant(rows).map_or(0.0, |best| best.estimate.self_normalised())
 }
 
-/// Below this share of the examples an estimate is worth little.
-const EFFECTIVE_MIN: f64 = 0.01;
-
 fn is_poor(row: &Row, examples: u64) -> bool {
     row.estimate.effective() < EFFECTIVE_MIN * examples as f64
 }
 
-fn table(rows: &[Row], examples: u64, alpha: f64) -> Table {
+/// `alpha` is what all ranges together may be wrong with, `each` what these may.
+fn table(rows: &[Row], examples: u64, alpha: f64, each: f64) -> Table {
     let range = |range: Range| format!("{:.4} to {:.4}", range.low, range.high);
     let line = |row: &Row| {
         let estimate = row.estimate;
         vec![
             row.name.to_owned(),
             format!("{:.4}", estimate.self_normalised()),
-            range(estimate.range(alpha)),
+            range(estimate.range(each)),
             format!("{:.4}", estimate.inverse_propensity()),
             format!("{:.4}", estimate.doubly_robust()),
             format!("{:+.4}", lift(row, rows) + 0.0),
-            if row.is_constant { String::new() } else { range(estimate.lift_range(alpha)) },
+            if row.is_constant { String::new() } else { range(estimate.lift_range(each)) },
             format!("{:.0}", estimate.effective()),
         ]
     };
@@ -175,39 +173,24 @@ fn table(rows: &[Row], examples: u64, alpha: f64) -> Table {
 /// Does routing, as it was logged, pay?
 fn verdict(rows: &[Row], alpha: f64) -> String {
     let Some((logged, best)) = rows.first().zip(best_constant(rows)) else { return String::new() };
-    let (found, Range { low, high }) = (lift(logged, rows), logged.estimate.lift_range(alpha));
-    let best = best.name;
-    if low > 0.0 {
-        format!(
-            "What was logged earned {found:.4} more than the best constant model ({best}), at least {low:.4}: it pays."
-        )
-    } else if high < 0.0 {
-        let (less, least) = (-found, -high);
-        format!(
-            "What was logged earned {less:.4} less than the best constant model ({best}), at least {least:.4}: it does not pay."
-        )
-    } else {
-        format!(
-            "What was logged earned {found:+.4} beside the best constant model ({best}); the truth is from {low:+.4} to \
-             {high:+.4}: this log cannot tell yet whether it pays."
-        )
-    }
+    let lift = Lift { value: lift(logged, rows), range: logged.estimate.lift_range(alpha) };
+    summary::verdict(&lift, best.name)
 }
 
 fn to_json(panel: &Panel, shown: &Shown, report: Option<&Path>) -> Value {
-    let of = |rows: &[Row], examples: u64| -> Vec<Value> {
+    let of = |rows: &[Row], examples: u64, alpha: f64| -> Vec<Value> {
         let row = |row: &Row| {
             let estimate = row.estimate;
             json!({
                 "policy": row.name,
                 "value": estimate.self_normalised(),
                 "deviation": estimate.deviation(),
-                "range": estimate.range(shown.alpha),
+                "range": estimate.range(alpha),
                 "inverse_propensity": estimate.inverse_propensity(),
                 "doubly_robust": estimate.doubly_robust(),
                 "doubly_robust_deviation": estimate.doubly_robust_deviation(),
                 "lift": lift(row, rows),
-                "lift_range": (!row.is_constant).then(|| estimate.lift_range(shown.alpha)),
+                "lift_range": (!row.is_constant).then(|| estimate.lift_range(alpha)),
                 "effective_examples": estimate.effective(),
                 "poor_overlap": is_poor(row, examples),
             })
@@ -220,8 +203,11 @@ fn to_json(panel: &Panel, shown: &Shown, report: Option<&Path>) -> Value {
         "examples": panel.examples(),
         "alpha": shown.alpha,
         "best_constant": best_constant(&rows).map(|row| row.name),
-        "policies": of(&rows, panel.examples()),
-        "latest": { "examples": number, "policies": of(&panel.rows_of(&latest), number) },
+        "policies": of(&rows, panel.examples(), shown.alpha),
+        "latest": {
+            "examples": number,
+            "policies": of(&panel.rows_of(&latest), number, panel.latest_alpha(shown.alpha)),
+        },
         "verdict": verdict(&rows, shown.alpha),
         "report": report,
     })
@@ -245,10 +231,11 @@ fn page(log: &LogArgs, panel: &Panel, shown: &Shown) -> Page {
     let mut sections = vec![section(
         "All examples",
         Some(verdict(&rows, shown.alpha)),
-        vec![Block::Table(table(&rows, panel.examples(), shown.alpha)), Block::Chart(lines.html())],
+        vec![Block::Table(table(&rows, panel.examples(), shown.alpha, shown.alpha)), Block::Chart(lines.html())],
     )];
     if number < panel.examples() {
-        let body = vec![Block::Table(table(&panel.rows_of(&latest), number, shown.alpha))];
+        let each = panel.latest_alpha(shown.alpha);
+        let body = vec![Block::Table(table(&panel.rows_of(&latest), number, shown.alpha, each))];
         sections.push(section("The latest examples", None, body));
     }
     Page {

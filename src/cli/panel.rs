@@ -14,6 +14,8 @@ use crate::router::{Params, uniform};
 pub struct Panel {
     models: Vec<Name>,
     members: Vec<Member>,
+    /// Names of the models alone.
+    alone: Vec<String>,
     predictor: Trainer,
     judge: Judge,
     curve: Curve,
@@ -28,7 +30,6 @@ enum Judged {
     Logged,
     Params { params: Params, places: Vec<Option<usize>> },
     Learner(Box<Trainer>),
-    Always(usize),
     Uniform,
 }
 
@@ -62,13 +63,12 @@ impl Panel {
         let learners = contestants.into_iter().map(|Contestant { name, spec }| (name, Trainer::new(spec)));
         members.extend(learners.map(|(name, trainer)| Member { name, policy: Judged::Learner(Box::new(trainer)) }));
         members.push(Member { name: "uniform".to_owned(), policy: Judged::Uniform });
-        let alone = |(m, model): (usize, &Name)| Member { name: format!("always {model}"), policy: Judged::Always(m) };
-        members.extend(models.iter().enumerate().map(alone));
+        let alone = models.iter().map(|model| format!("always {model}")).collect();
         let names = models.iter().map(ToString::to_string).collect();
         let algorithm = Algorithm::HypentropyRegression;
         let predictor = LearnerConfig { dim: spec.dim, models: names, algorithm, ..LearnerConfig::default() };
         let judge = Judge::new(models.len(), members.len(), window);
-        Ok(Self { models, members, predictor: Trainer::new(predictor.check()?), judge, curve: Curve::default() })
+        Ok(Self { models, members, alone, predictor: Trainer::new(predictor.check()?), judge, curve: Curve::default() })
     }
 
     /// Judges an example under the policies of this moment, then lets those learn from it that do.
@@ -103,17 +103,19 @@ impl Panel {
 
     /// Over the latest ones, whose estimates these are.
     pub fn rows_of<'a>(&'a self, estimates: &'a [Estimate]) -> Vec<Row<'a>> {
-        let row = |(member, estimate): (&'a Member, &'a Estimate)| Row {
-            name: &member.name,
-            estimate,
-            is_constant: matches!(member.policy, Judged::Always(_)),
-        };
-        self.members.iter().zip(estimates).map(row).collect()
+        let members = self.members.iter().map(|member| (&member.name, false));
+        let names = members.chain(self.alone.iter().map(|name| (name, true)));
+        names.zip(estimates).map(|((name, is_constant), estimate)| Row { name, estimate, is_constant }).collect()
     }
 
     /// Estimates over the latest examples, and how many these are.
     pub fn latest(&self) -> (Vec<Estimate>, u64) {
         self.judge.latest()
+    }
+
+    /// How probable it may be that a range over the latest examples is wrong.
+    pub fn latest_alpha(&self, alpha: f64) -> f64 {
+        self.judge.latest_alpha(alpha)
     }
 
     /// Examples judged.
@@ -137,7 +139,6 @@ impl Judged {
                 places.iter().map(|place| place.map_or(0.0, |place| played[place])).collect()
             }
             Self::Learner(trainer) => trainer.distribution(example.query())?.propensities,
-            Self::Always(model) => (0..models).map(|m| f64::from(u8::from(m == *model))).collect(),
             Self::Uniform => uniform(models),
         })
     }

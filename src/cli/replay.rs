@@ -94,6 +94,11 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         println!("{}", summary::json(std::slice::from_ref(&outcome.engine), outcome.out_of_order));
     } else {
         println!("{}", table.text());
+        for view in outcome.engine.spaces().take(SPACES_SHOWN) {
+            if let Some(worth) = &view.worth {
+                println!("space {}: {}", view.name, summary::space_verdict(worth));
+            }
+        }
         println!("state digest {}", outcome.engine.digest());
         if let Some(path) = report {
             println!("Report with rewards, traffic and spectra: {}", path.display());
@@ -318,7 +323,7 @@ impl Bin {
     }
 }
 
-/// The most spaces that have curves in the report.
+/// The most spaces that are shown one by one.
 const SPACES_SHOWN: usize = 8;
 
 fn write_report(directory: &Path, outcome: &Outcome) -> anyhow::Result<PathBuf> {
@@ -376,9 +381,10 @@ fn space_section(view: &SpaceView, trend: Option<&Trend>) -> Section {
     let spectrum =
         Spectrum { title: "Eigenvalues of W at the end".to_owned(), models: names.into_iter().zip(values).collect() };
     body.push(Block::Chart(spectrum.html()));
+    let verdict = view.worth.as_ref().map(|worth| format!(" {}", summary::space_verdict(worth))).unwrap_or_default();
     Section {
         heading: format!("Space {}", view.name),
-        text: Some(format!("{} examples, mean reward {:.4}.", view.counts.applied, view.mean_reward)),
+        text: Some(format!("{} examples, mean reward {:.4}.{verdict}", view.counts.applied, view.mean_reward)),
         body,
     }
 }

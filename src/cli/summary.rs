@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::engine::{Counts, Engine, SpaceView, Totals};
+use crate::evaluate::judge::Range;
+use crate::evaluate::worth::{Lift, Verdict, WorthView};
 use crate::report::{Column, Table};
 
 /// As one JSON object; of several lanes what they come to together.
@@ -18,6 +20,7 @@ pub fn json(engines: &[Engine], out_of_order: u64) -> Value {
             "applied": view.counts.applied,
             "mean_reward": view.mean_reward,
             "join": view.counts.join,
+            "worth": view.worth,
         });
         (view.name.to_string(), value)
     };
@@ -53,6 +56,39 @@ fn digest(engines: &[Engine]) -> String {
             format!("{:032x}", xxh3_128(all.as_bytes()))
         }
     }
+}
+
+/// Whether routing pays, in a sentence.
+pub fn verdict(lift: &Lift, best: &str) -> String {
+    let Lift { value, range: Range { low, high } } = *lift;
+    if low > 0.0 {
+        format!(
+            "What was logged earned {value:.4} more than the best constant model ({best}), at least {low:.4}: it pays."
+        )
+    } else if high < 0.0 {
+        let (less, least) = (-value, -high);
+        format!(
+            "What was logged earned {less:.4} less than the best constant model ({best}), at least {least:.4}: it does not pay."
+        )
+    } else {
+        format!(
+            "What was logged earned {value:+.4} beside the best constant model ({best}); the truth is from {low:+.4} to \
+             {high:+.4}: this log cannot tell yet whether it pays."
+        )
+    }
+}
+
+/// The same of a space, with a warning where its log can hardly tell.
+pub fn space_verdict(worth: &WorthView) -> String {
+    let Verdict { logged_lift, best_alone, poor_overlap, examples, policy, .. } = &worth.all;
+    let said = verdict(logged_lift, worth.models[*best_alone].as_str());
+    if !poor_overlap {
+        return said;
+    }
+    let effective = policy.effective_examples;
+    format!(
+        "{said} Of the policy that was learned the log hardly says anything: {effective:.0} of {examples} examples count."
+    )
 }
 
 /// As a table.

@@ -11,6 +11,9 @@
 //!
 //! bound: [`confidence`](super::confidence), which asks for no more than x >= 0. That is why lifts are written with 1 - r:
 //! w r - v r is bounded on neither side, (w r + v (1 - r)) / 2 is above 0 and has the mean (1 + lift) / 2.
+//!
+//! The latest events are a window of [`BLOCKS`] blocks. The k-th window, begun when the k-th block was, is allowed to be
+//! wrong with probability alpha / (k (k + 1)): these add up to alpha, so that all windows hold at once.
 
 use std::collections::VecDeque;
 use std::ops::AddAssign;
@@ -55,32 +58,28 @@ pub struct Range {
 }
 
 impl Estimate {
-    fn new(models: usize) -> Self {
-        Self { over: vec![Default::default(); models], ..Self::default() }
+    fn new(compared: usize) -> Self {
+        Self { over: vec![Default::default(); compared], ..Self::default() }
     }
 
-    /// Takes in an event that the policy `played` is judged by; guesses are those of `known`.
-    fn see(&mut self, event: &Logged, played: &[f64], known: &Self) {
+    /// Takes in an event that a policy is judged by, here and in the newest block of its window. `played` is what the
+    /// policy gives to the model that was drawn, `expected` what it is predicted to earn. Guesses are those of all events.
+    fn see(&mut self, newest: &mut Self, event: &Logged, played: f64, expected: f64) {
         let &Logged { propensities, model, reward, predicted } = event;
         let propensity = propensities[model];
-        let weight = played[model] / propensity;
-        self.weights.add(weight, reward);
-        let expected: f64 = played.iter().zip(predicted).map(|(p, f)| p * f).sum();
+        let weight = played / propensity;
         let robust = expected + weight * (reward - predicted[model]);
-        self.robust += robust;
-        self.robust_square += robust * robust;
-        let parts = [weight * reward, weight * (1.0 - reward)];
-        for ((bounded, x), known) in self.value.iter_mut().zip(parts).zip(&known.value) {
-            bounded.see(x, known.guess());
+        for one in [&mut *self, &mut *newest] {
+            one.weights.add(weight, reward);
+            one.robust += robust;
+            one.robust_square += robust * robust;
         }
-        for (b, (pair, known)) in self.over.iter_mut().zip(&known.over).enumerate() {
+        let parts = [weight * reward, weight * (1.0 - reward)];
+        see_pair(&mut self.value, &mut newest.value, parts);
+        for (b, (all, newest)) in self.over.iter_mut().zip(&mut newest.over).enumerate() {
             let always = if b == model { 1.0 / propensity } else { 0.0 };
             let [earned, missed] = [always * reward, always * (1.0 - reward)];
-            for ((bounded, x), known) in
-                pair.iter_mut().zip([0.5 * (parts[0] + missed), 0.5 * (earned + parts[1])]).zip(known)
-            {
-                bounded.see(x, known.guess());
-            }
+            see_pair(all, newest, [0.5 * (parts[0] + missed), 0.5 * (earned + parts[1])]);
         }
     }
 
@@ -122,21 +121,39 @@ impl Estimate {
         Range { low: earned.lower(alpha / 2.0).min(1.0), high: 1.0 - missed.lower(alpha / 2.0).min(1.0) }
     }
 
-    /// Where the lift over the best model that might always be played is, at any time.
+    /// Where the lift over the best model that might always be played is, at any time. Models that were hardly ever
+    /// played make it wide: any of them might be the best one.
     pub fn lift_range(&self, alpha: f64) -> Range {
-        let each = alpha / (2 * self.over.len().max(1)) as f64;
-        let bound = |i: usize| self.over.iter().map(move |pair| 2.0 * pair[i].lower(each).min(1.0) - 1.0);
+        let all = (0..self.over.len()).map(|b| self.lift_over(b, alpha));
         // The lift over the best one is the least of all lifts.
-        Range { low: bound(0).fold(1.0, f64::min), high: bound(1).map(|below| -below).fold(1.0, f64::min) }
+        all.fold(Range { low: 1.0, high: 1.0 }, |least, one| Range {
+            low: least.low.min(one.low),
+            high: least.high.min(one.high),
+        })
     }
 
-    /// Whether a state from outside can be one of so many models.
-    pub fn is_sound(&self, models: usize) -> bool {
-        self.over.len() == models
+    /// Where the lift over always playing one model is, at any time, of all models at once.
+    pub fn lift_over(&self, model: usize, alpha: f64) -> Range {
+        let each = alpha / (2 * self.over.len().max(1)) as f64;
+        let [above, below] = self.over[model].each_ref().map(|bounded| 2.0 * bounded.lower(each).min(1.0) - 1.0);
+        Range { low: above, high: -below }
+    }
+
+    /// Whether a state from outside can be one that is compared with so many models.
+    pub fn is_sound(&self, compared: usize) -> bool {
+        self.over.len() == compared
             && self.over.iter().chain([&self.value]).flatten().all(Bounded::is_sound)
             && self.weights.is_sound()
             && self.robust.is_finite()
             && self.robust_square.is_finite()
+    }
+}
+
+fn see_pair(all: &mut [Bounded; 2], newest: &mut [Bounded; 2], x: [f64; 2]) {
+    for ((all, newest), x) in all.iter_mut().zip(newest).zip(x) {
+        let guess = all.guess();
+        all.see(x, guess);
+        newest.see(x, guess);
     }
 }
 
@@ -152,18 +169,21 @@ impl AddAssign<&Self> for Estimate {
     }
 }
 
-/// Judges policies, event by event: over all of them, and over the latest.
+/// Judges policies, and every model alone, event by event: over all of them, and over the latest.
 ///
 /// Policies may learn from an event after they were judged by it: the estimate is then of the mean of what they were.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Judge {
     models: usize,
     events: u64,
+    /// Of each policy, then of each model alone.
     all: Vec<Estimate>,
     /// Events of a block.
     block: u64,
     /// The latest blocks, the newest last.
     blocks: VecDeque<Vec<Estimate>>,
+    /// Blocks that are no longer among them.
+    dropped: u64,
 }
 
 /// Blocks of a window.
@@ -172,8 +192,9 @@ const BLOCKS: u64 = 10;
 impl Judge {
     /// Nothing judged yet. `window` is how many of the latest events are looked at for themselves, at the most.
     pub fn new(models: usize, policies: usize, window: u64) -> Self {
-        let all = vec![Estimate::new(models); policies];
-        Self { models, events: 0, all, block: window.div_ceil(BLOCKS).max(1), blocks: VecDeque::new() }
+        let all = fresh(models, policies);
+        let block = window.div_ceil(BLOCKS).max(1);
+        Self { models, events: 0, all, block, blocks: VecDeque::new(), dropped: 0 }
     }
 
     /// Takes in an event; `played` holds what each policy would have drawn from.
@@ -181,15 +202,17 @@ impl Judge {
         if self.events.is_multiple_of(self.block) {
             if self.blocks.len() as u64 == BLOCKS {
                 self.blocks.pop_front();
+                self.dropped += 1;
             }
-            self.blocks.push_back(vec![Estimate::new(self.models); self.all.len()]);
+            self.blocks.push_back(fresh(self.models, self.all.len() - self.models));
         }
         self.events += 1;
         let Some(newest) = self.blocks.back_mut() else { return };
-        for ((all, newest), played) in self.all.iter_mut().zip(newest).zip(played) {
-            newest.see(event, played, all);
-            let known = all.clone();
-            all.see(event, played, &known);
+        let alone = (0..self.models).map(|b| (f64::from(u8::from(b == event.model)), event.predicted[b]));
+        let expected = |played: &[f64]| played.iter().zip(event.predicted).map(|(p, f)| p * f).sum();
+        let judged = played.iter().map(|played| (played[event.model], expected(played))).chain(alone);
+        for ((all, newest), (played, expected)) in self.all.iter_mut().zip(newest).zip(judged) {
+            all.see(newest, event, played, expected);
         }
     }
 
@@ -198,14 +221,14 @@ impl Judge {
         self.events
     }
 
-    /// Of each policy, over all events.
+    /// Of each policy, then of each model alone, over all events.
     pub fn all(&self) -> &[Estimate] {
         &self.all
     }
 
-    /// Of each policy, over the latest events, and how many these are.
+    /// The same over the latest events, and how many these are.
     pub fn latest(&self) -> (Vec<Estimate>, u64) {
-        let mut sums = vec![Estimate::new(self.models); self.all.len()];
+        let mut sums = fresh(self.models, self.all.len() - self.models);
         for block in &self.blocks {
             sums.iter_mut().zip(block).for_each(|(sum, estimate)| *sum += estimate);
         }
@@ -213,16 +236,46 @@ impl Judge {
         (sums, number)
     }
 
+    /// How probable it may be that a range over the latest events is wrong, so that all such windows together are wrong
+    /// with a probability of `alpha` at the most.
+    pub fn latest_alpha(&self, alpha: f64) -> f64 {
+        let k = (self.dropped + 1) as f64;
+        alpha / (k * (k + 1.0))
+    }
+
+    /// Goes on with another window: what was in the old one is still in `all`.
+    pub fn set_window(&mut self, window: u64) {
+        let block = window.div_ceil(BLOCKS).max(1);
+        if block != self.block {
+            self.block = block;
+            self.dropped += self.blocks.len() as u64;
+            self.blocks.clear();
+            // The next event begins a block, wherever it stands.
+            self.blocks.push_back(fresh(self.models, self.all.len() - self.models));
+        }
+    }
+
     /// Whether a state from outside can be one of this shape.
     pub fn is_sound(&self, models: usize, policies: usize) -> bool {
         let sound = |estimates: &Vec<Estimate>| {
-            estimates.len() == policies && estimates.iter().all(|estimate| estimate.is_sound(models))
+            let compared = |i: usize| if i < policies { models } else { 0 };
+            estimates.len() == policies + models
+                && estimates.iter().enumerate().all(|(i, estimate)| estimate.is_sound(compared(i)))
         };
         self.models == models
             && self.block > 0
             && self.blocks.len() as u64 <= BLOCKS
+            && self.events < u64::MAX / 2
+            && self.dropped < u64::MAX / 2
             && self.blocks.iter().chain([&self.all]).all(sound)
     }
+}
+
+/// Of so many policies, which are compared with every model, and of every model alone, which is not.
+fn fresh(models: usize, policies: usize) -> Vec<Estimate> {
+    let mut all = vec![Estimate::new(models); policies];
+    all.resize_with(policies + models, Estimate::default);
+    all
 }
 
 #[cfg(test)]
@@ -270,7 +323,7 @@ mod tests {
     #[test]
     fn all_estimators_find_the_truth() {
         let judged = judge(1, 40_000, [0.8, 0.2], |_| ());
-        for (estimate, truth) in judged.all().iter().zip([RIGHT, WRONG, 0.8 * 0.5 + 0.2 * 0.4]) {
+        for (estimate, truth) in judged.all()[..3].iter().zip([RIGHT, WRONG, 0.8 * 0.5 + 0.2 * 0.4]) {
             for found in [estimate.inverse_propensity(), estimate.self_normalised(), estimate.doubly_robust()] {
                 assert!((found - truth).abs() < 0.02, "{found} {truth}");
             }
@@ -282,6 +335,13 @@ mod tests {
         }
         let effective: Vec<f64> = judged.all().iter().map(Estimate::effective).collect();
         assert!(effective[2] == 40_000.0 && effective[0] < 20_000.0, "{effective:?}");
+        for (alone, truth) in judged.all()[3..].iter().zip([BEST_ALONE, 0.4]) {
+            let range = alone.range(0.05);
+            assert!(
+                (alone.self_normalised() - truth).abs() < 0.02 && range.low < truth && truth < range.high,
+                "{range:?}"
+            );
+        }
         assert!(judged.is_sound(2, 3) && !judged.is_sound(3, 3) && !judged.is_sound(2, 2));
     }
 
@@ -308,6 +368,7 @@ mod tests {
         let (latest, number) = judged.latest();
         assert_eq!((judged.events(), number), (5050, 950));
         assert!((latest[0].self_normalised() - RIGHT).abs() < 0.1);
+        assert!((judged.latest_alpha(0.1) - 0.1 / (42.0 * 43.0)).abs() < 1e-12, "41 blocks of 100 were dropped");
         let (_, before_it_is_full) = judge(2, 120, [0.5, 0.5], |_| ()).latest();
         assert_eq!(before_it_is_full, 120);
     }

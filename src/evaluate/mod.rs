@@ -6,6 +6,7 @@
 //! - [`judge`]: what several policies would have earned on events that another one chose, and how sure that is.
 //! - [`off_policy`]: what a policy would have earned on events that another one chose.
 //! - [`ranks`]: where two models rank the items that are worth finding: the paper's figure.
+//! - [`worth`]: whether routing pays, judged as a learner learns; and the guard that keeps it cheap until it does.
 
 pub mod classes;
 pub mod confidence;
@@ -13,3 +14,4 @@ pub mod gap;
 pub mod judge;
 pub mod off_policy;
 pub mod ranks;
+pub mod worth;

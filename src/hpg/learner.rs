@@ -154,6 +154,13 @@ impl Learner for Hpg {
         self.spectra.set(model, eigen, self.dim)
     }
 
+    fn add(&mut self, other: LearnerState) -> bool {
+        match (&mut self.spectra, other) {
+            (Spectra::Lazy(sum), LearnerState::Hpg(HpgState { spectra: Spectra::Lazy(other), .. })) => sum.add(&other),
+            _ => false,
+        }
+    }
+
     fn save(&self) -> LearnerState {
         LearnerState::Hpg(self.state())
     }

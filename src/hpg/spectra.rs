@@ -367,6 +367,22 @@ impl Lazy {
         }
     }
 
+    /// Adds the sums of another; false if it is of another shape.
+    pub fn add(&mut self, other: &Self) -> bool {
+        let shape = |sums: &[Vec<f64>]| sums.iter().map(Vec::len).collect::<Vec<usize>>();
+        if shape(&self.sums) != shape(&other.sums) {
+            return false;
+        }
+        if other.sums.iter().flatten().all(|x| *x == 0.0) {
+            // It has not learned, and does not know the rate.
+            return true;
+        }
+        self.played.take();
+        self.rate = other.rate;
+        self.sums.iter_mut().zip(&other.sums).for_each(|(sum, other)| axpy(1.0, other, sum));
+        true
+    }
+
     fn projected(&self, ball: &Ball, dim: usize) -> &[Eigen] {
         self.played.get_or_init(|| {
             let project = |sum: &Vec<f64>| {

@@ -15,6 +15,7 @@ use super::facts::Log;
 use super::sheet::Sheet;
 use super::{Facts, History, MODELS_MAX, OTHER, Published, SPACES_MAX, pick};
 use crate::engine::{Counts, Engine, Side, Tally, Totals};
+use crate::evaluate::worth::WorthView;
 use crate::transport::{lock, now_ms};
 
 /// Spaces that are told one by one; those beyond are told together as `other`.
@@ -75,6 +76,26 @@ pub struct Lift {
     pub upper: f64,
     /// Effective number of examples.
     pub examples: f64,
+    /// Whether the guard holds the policy back; none where there is no guard.
+    pub held_back: Option<bool>,
+}
+
+impl Lift {
+    /// By all examples that were judged.
+    fn of(worth: &WorthView) -> Self {
+        let (verdict, range) = (&worth.all, worth.all.policy_lift.range);
+        Self {
+            policy: verdict.policy.value,
+            best_constant: worth.models[verdict.best_alone].to_string(),
+            best: verdict.alone[verdict.best_alone].value,
+            lift: verdict.policy_lift.value,
+            // Rewards are within 0..1: what says less than that says nothing.
+            lower: range.low.max(-1.0),
+            upper: range.high.min(1.0),
+            examples: verdict.policy.effective_examples,
+            held_back: worth.held_back,
+        }
+    }
 }
 
 impl News {
@@ -82,10 +103,13 @@ impl News {
     pub fn of<'a>(engines: impl IntoIterator<Item = &'a Engine> + Clone, out_of_order: u64) -> Self {
         let Totals { counts, mean_reward } = Totals::of(engines.clone());
         let mut spaces = BTreeMap::new();
-        for tally in engines.into_iter().flat_map(Engine::tallies) {
+        for (engine, tally) in engines.into_iter().flat_map(|engine| engine.tallies().map(move |tally| (engine, tally)))
+        {
             let told = spaces.len() < TOLD_MAX || spaces.contains_key(tally.name.as_str());
             let name = if told { tally.name.as_str() } else { OTHER };
-            spaces.entry(name.to_owned()).or_insert_with(SpaceNews::default).add(&tally);
+            let space: &mut SpaceNews = spaces.entry(name.to_owned()).or_default();
+            space.add(&tally);
+            space.lift = engine.worth(tally.name).filter(|_| told).map(|worth| Lift::of(&worth));
         }
         Self { counts, mean_reward, out_of_order, spaces, ..Self::default() }
     }
@@ -440,6 +464,8 @@ fn of_spaces(sheet: &mut Sheet, news: &News, named: &[String], log: &Log) {
     sheet.gauges("lift_lower", "What the lift is at least, at all times at once", lower);
     let upper = lifts().map(|(space, lift)| (space, lift.upper));
     sheet.gauges("lift_upper", "What the lift is at most, at all times at once", upper);
+    let held = lifts().filter_map(|(space, lift)| Some((space, u64::from(lift.held_back?))));
+    sheet.gauges("held_back", "1 while the guard holds the policy back, where there is one", held);
 }
 
 fn of_models(sheet: &mut Sheet, named: &[String], log: &Log) {
@@ -500,7 +526,16 @@ mod tests {
 
     fn lift() -> Lift {
         let best_constant = "bge".to_owned();
-        Lift { policy: 0.7, best_constant, best: 0.6, lift: 0.1, lower: 0.05, upper: 0.15, examples: 900.0 }
+        Lift {
+            policy: 0.7,
+            best_constant,
+            best: 0.6,
+            lift: 0.1,
+            lower: 0.05,
+            upper: 0.15,
+            examples: 900.0,
+            held_back: Some(true),
+        }
     }
 
     fn values<'a>(metrics: &'a str, name: &str) -> Vec<(&'a str, f64)> {
@@ -583,6 +618,7 @@ mod tests {
             let name = format!("pointsman_learner_{name}");
             assert_eq!(values(&metrics, &name), [(format!("{name}{{space=\"space-0001\"}}").as_str(), value)]);
         }
+        assert_eq!(values(&metrics, "pointsman_learner_held_back").len(), 1);
         assert_eq!(status.now("space-0001", "")["lift"]["best_constant"], "bge");
         assert_eq!(status.now("space-0000", "")["lift"], Value::Null);
         let past = status.history("space-0001");

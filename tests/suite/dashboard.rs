@@ -14,11 +14,10 @@ use crate::stack::Stack;
 use crate::tool;
 
 /// Metrics that may have nothing to tell here, and why.
-const MAY_BE_EMPTY: [(&str, &str); 4] = [
+const MAY_BE_EMPTY: [(&str, &str); 3] = [
     ("pointsman_learner_lag", "log files have no partitions"),
     ("pointsman_learner_broker_errors", "there are no brokers"),
     ("pointsman_router_deliveries", "there are no brokers"),
-    ("pointsman_learner_lift", "it is told once there is an estimate"),
 ];
 
 struct Prometheus {

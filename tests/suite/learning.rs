@@ -1,6 +1,6 @@
 //! Does it learn? Whole runs in simulated worlds, measured against the truth; seeds are fixed, so are the figures.
 
-use pointsman::config::{Algorithm, FeatureKind, LearnerConfig, Preset};
+use pointsman::config::{Algorithm, FeatureKind, Guard, LearnerConfig, Preset};
 use pointsman::hpg::gradient::Estimator;
 use pointsman::learner::Trainer;
 use pointsman::simulate::World;
@@ -219,6 +219,43 @@ fn nothing_is_made_of_nothing() {
         let mean = (1..=seeds).map(below).sum::<f64>() / seeds as f64;
         println!("{algorithm}: {:.2}% below the best constant model, {seeds} seeds", 100.0 * mean);
         assert!(mean <= 0.02, "{algorithm}: {mean}");
+    }
+}
+
+/// Where there is nothing to route by, the guard pays for a fifth of what learning costs, and for finding the best model;
+/// where there is, it soon lets go.
+#[test]
+fn the_guard_keeps_useless_routing_cheap_and_does_no_harm_to_useful_routing() {
+    let seeds = sized(2, 10) as u64;
+    for algorithm in [Algorithm::Hpg, Algorithm::HypentropyRegression] {
+        let of = |guard| learner(|c| (c.algorithm, c.guard) = (algorithm, guard));
+        let [free, guarded] = [of(Guard::None), of(Guard::BestConstant)];
+        let useless = |seed| Shuffled::new(power_law(seed), power_law(seed + (1 << 32)));
+        let below = |config: &LearnerConfig, seed: u64| {
+            let summary = history(Box::new(useless(seed)), config, &plan(seed)).summary(1.0);
+            1.0 - summary.policy / summary.best_constant
+        };
+        let mut worst = [f64::MIN; 2];
+        for seed in 1..=seeds {
+            for (worst, config) in worst.iter_mut().zip([&free, &guarded]) {
+                *worst = worst.max(below(config, seed));
+            }
+        }
+        let [free_cost, cost] = worst.map(|share| 100.0 * share);
+        println!(
+            "{algorithm}, useless, {seeds} seeds: at worst {cost:.2}% below the best constant, unguarded {free_cost:.2}%"
+        );
+        assert!(cost <= 2.0, "{algorithm}: {cost}");
+        let [(online, last), (free_online, free_last)] =
+            [&guarded, &free].map(|config| mean_gap_closed(seeds, config, plan));
+        println!(
+            "{algorithm}, useful, {seeds} seeds: {:.1}% of the gap online, {:.1}% in the last tenth; unguarded {:.1}%, {:.1}%",
+            100.0 * online,
+            100.0 * last,
+            100.0 * free_online,
+            100.0 * free_last
+        );
+        assert!(online >= 0.75 * free_online && last >= 0.9 * free_last, "{algorithm}: {online} {last}");
     }
 }
 

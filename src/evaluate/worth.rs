@@ -1,0 +1,361 @@
+//! Whether routing pays, judged as a learner learns; and the guard, which keeps it cheap until it is known to pay.
+//!
+//! ```text
+//! judged      what was logged, the learner's policy of the moment, uniform, every model alone            (judge)
+//! played      p = share ((1 - f) core + f uniform) + (1 - share) always-b       b: the model that is best alone
+//! share       guard_share while the lift of the learner's policy over b is not known to be above guard_margin,
+//!             1 - guard_control once it is
+//! ```
+//!
+//! Every example is judged before it is learned from. What is known of the lift over b is the lower bound over the
+//! latest examples, which holds for all such windows and all b at once; so a learner that earns less than b is let
+//! loose, ever, with a probability of `evaluate_alpha` at the most, and until then costs `guard_share` of what it would
+//! cost alone. That b is the best of all is an estimate: of models that are hardly played little is known. The control
+//! keeps b in play, for without it nobody could tell when routing ceases to pay.
+
+use serde::{Deserialize, Serialize};
+
+use super::judge::{Estimate, Judge, Logged, Range};
+use crate::event::{Example, Name};
+use crate::router::uniform;
+
+/// Checked settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorthSpec {
+    /// Examples from one that is judged to the next; 0: none is.
+    pub every: u64,
+    /// How many of the latest judged examples are looked at for themselves.
+    pub window: u64,
+    /// Probability that a range is ever wrong.
+    pub alpha: f64,
+    /// What keeps learning cheap until it pays.
+    pub guard: Option<GuardSpec>,
+}
+
+/// Checked settings of the guard.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct GuardSpec {
+    /// What the learner's policy is given until it is known to pay.
+    pub share: f64,
+    /// What the best model alone keeps when it does.
+    pub control: f64,
+    /// By how much the learner's policy must be better.
+    pub margin: f64,
+}
+
+/// What is known of the worth of one learner's policy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Worth {
+    /// Examples that were there to be judged.
+    seen: u64,
+    judge: Judge,
+    /// What each model has earned, and how often.
+    earned: Vec<(f64, u64)>,
+    /// The model that seems best alone, once there is something to tell it by.
+    best: Option<usize>,
+    /// Whether the learner's policy is known to pay.
+    pays: bool,
+}
+
+/// Who is judged, before the models alone.
+const POLICIES: usize = 3;
+const LOGGED: usize = 0;
+const LEARNED: usize = 1;
+const UNIFORM: usize = 2;
+
+/// The guard looks after so many judged examples.
+const LOOK_EVERY: u64 = 256;
+
+/// What is mixed into a core distribution: its share, and what else is drawn from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Floor {
+    /// f
+    pub share: f64,
+    /// What is drawn from with probability f.
+    pub distribution: Vec<f64>,
+}
+
+/// What one policy would have earned.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Figures {
+    /// The mean reward, weights made to sum to one.
+    pub value: f64,
+    /// By inverse propensities.
+    pub inverse_propensity: f64,
+    /// By predictions, corrected where they were wrong.
+    pub doubly_robust: f64,
+    /// Where the truth is.
+    pub range: Range,
+    /// How many examples of its own the log is worth to it.
+    pub effective_examples: f64,
+}
+
+/// How much more than the model that seems best alone.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Lift {
+    /// The estimate.
+    pub value: f64,
+    /// Where the truth is.
+    pub range: Range,
+}
+
+/// What a stretch of examples tells.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Verdict {
+    /// Judged examples.
+    pub examples: u64,
+    /// What was played.
+    pub logged: Figures,
+    /// The learner's own policy, whatever the guard made of it.
+    pub policy: Figures,
+    /// All models alike.
+    pub uniform: Figures,
+    /// Every model alone.
+    pub alone: Vec<Figures>,
+    /// The one of them that seems to earn the most.
+    pub best_alone: usize,
+    /// Of what was played.
+    pub logged_lift: Lift,
+    /// Of the learner's own policy.
+    pub policy_lift: Lift,
+    /// Whether the examples hardly say anything of the learner's own policy.
+    pub poor_overlap: bool,
+}
+
+/// All that is known of the worth of a learner's policy.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WorthView {
+    /// Who is judged alone.
+    pub models: Vec<Name>,
+    /// Probability that a range is ever wrong.
+    pub alpha: f64,
+    /// Whether the guard holds the policy back; none where there is no guard.
+    pub held_back: Option<bool>,
+    /// By all judged examples.
+    pub all: Verdict,
+    /// By the latest of them.
+    pub latest: Verdict,
+}
+
+/// Below this share of the examples an estimate is worth little.
+pub const EFFECTIVE_MIN: f64 = 0.01;
+
+impl Worth {
+    /// Nothing judged yet.
+    pub fn new(spec: &WorthSpec, models: usize) -> Self {
+        let judge = Judge::new(models, POLICIES, spec.window);
+        Self { seen: 0, judge, earned: vec![(0.0, 0); models], best: None, pays: false }
+    }
+
+    /// Goes on from a state, if it fits.
+    pub fn restore(spec: &WorthSpec, models: usize, mut state: Self) -> Option<Self> {
+        let sound = state.judge.is_sound(models, POLICIES)
+            && state.earned.len() == models
+            && state.earned.iter().all(|(sum, number)| (0.0..=*number as f64).contains(sum) && *number < u64::MAX / 2)
+            && state.best.is_none_or(|best| best < models)
+            && state.seen < u64::MAX / 2;
+        state.judge.set_window(spec.window);
+        sound.then_some(state)
+    }
+
+    /// Whether the next example is to be judged.
+    pub fn is_next_judged(&self, spec: &WorthSpec) -> bool {
+        spec.every > 0 && self.seen.is_multiple_of(spec.every)
+    }
+
+    /// Takes in an example; `learned` is what the learner's policy draws from, if it is judged.
+    pub fn see(&mut self, spec: &WorthSpec, example: &Example, learned: Option<&[f64]>) {
+        self.seen += 1;
+        if let Some(learned) = learned {
+            self.judge(example, learned);
+            if let Some(guard) = spec.guard.filter(|_| self.judge.events().is_multiple_of(LOOK_EVERY)) {
+                self.look(spec, &guard);
+            }
+        }
+        let earned = &mut self.earned[example.model()];
+        *earned = (earned.0 + example.reward(), earned.1 + 1);
+    }
+
+    fn judge(&mut self, example: &Example, learned: &[f64]) {
+        let predicted = self.predicted();
+        let event = Logged {
+            propensities: example.propensities(),
+            model: example.model(),
+            reward: example.reward(),
+            predicted: &predicted,
+        };
+        let mut played: [&[f64]; POLICIES] = [&[]; POLICIES];
+        let alike = uniform(predicted.len());
+        (played[LOGGED], played[LEARNED], played[UNIFORM]) = (example.propensities(), learned, &alike);
+        self.judge.see(&event, &played);
+    }
+
+    /// What each model is predicted to earn: its mean, cautious while there is little of it.
+    fn predicted(&self) -> Vec<f64> {
+        let (sum, number) = self.earned.iter().fold((0.0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+        let mean = if number > 0 { sum / number as f64 } else { 0.5 };
+        self.earned.iter().map(|(sum, number)| (sum + mean) / (*number as f64 + 1.0)).collect()
+    }
+
+    fn look(&mut self, spec: &WorthSpec, guard: &GuardSpec) {
+        let (latest, _) = self.judge.latest();
+        self.best = best_alone(&latest[POLICIES..]);
+        let alpha = self.judge.latest_alpha(spec.alpha);
+        self.pays = self.best.is_some_and(|best| latest[LEARNED].lift_over(best, alpha).low > guard.margin);
+    }
+
+    /// What is mixed into the core where the learner itself mixes in a share of uniform exploration.
+    pub fn floor(&self, spec: &WorthSpec, exploration: f64) -> Floor {
+        let mut distribution = uniform(self.earned.len());
+        let Some(guard) = &spec.guard else { return Floor { share: exploration, distribution } };
+        let share = if self.pays { 1.0 - guard.control } else { guard.share };
+        let floor = 1.0 - share * (1.0 - exploration);
+        if let Some(best) = self.best {
+            distribution.iter_mut().for_each(|p| *p *= share * exploration / floor);
+            distribution[best] += (1.0 - share) / floor;
+        }
+        Floor { share: floor, distribution }
+    }
+
+    /// What the judged examples tell; none if there are none.
+    pub fn view(&self, spec: &WorthSpec, models: &[Name]) -> Option<WorthView> {
+        let (latest, number) = self.judge.latest();
+        Some(WorthView {
+            models: models.to_vec(),
+            alpha: spec.alpha,
+            held_back: spec.guard.map(|_| !self.pays),
+            all: Verdict::of(self.judge.all(), self.judge.events(), spec.alpha)?,
+            latest: Verdict::of(&latest, number, self.judge.latest_alpha(spec.alpha))?,
+        })
+    }
+}
+
+/// The model that earned the most alone, once some weight is there to tell it by. Those that were hardly played could
+/// have been lucky: they begin with a few examples of what all earn.
+fn best_alone(alone: &[Estimate]) -> Option<usize> {
+    let known: f64 = alone.iter().map(Estimate::effective).sum();
+    if known <= 0.0 {
+        return None;
+    }
+    let mean = alone.iter().map(|one| one.effective() * one.self_normalised()).sum::<f64>() / known;
+    let value =
+        |one: &Estimate| (one.effective() * one.self_normalised() + CAUTION * mean) / (one.effective() + CAUTION);
+    (0..alone.len()).max_by(|a, b| value(&alone[*a]).total_cmp(&value(&alone[*b])))
+}
+
+/// Examples of the mean that every model begins with.
+const CAUTION: f64 = 20.0;
+
+impl Verdict {
+    fn of(estimates: &[Estimate], examples: u64, alpha: f64) -> Option<Self> {
+        if examples == 0 {
+            return None;
+        }
+        let figures = |estimate: &Estimate| Figures {
+            value: estimate.self_normalised(),
+            inverse_propensity: estimate.inverse_propensity(),
+            doubly_robust: estimate.doubly_robust(),
+            range: estimate.range(alpha),
+            effective_examples: estimate.effective(),
+        };
+        let alone: Vec<Figures> = estimates[POLICIES..].iter().map(figures).collect();
+        let best_alone = best_alone(&estimates[POLICIES..])?;
+        let lift = |estimate: &Estimate| Lift {
+            value: estimate.self_normalised() - alone[best_alone].value,
+            range: estimate.lift_over(best_alone, alpha),
+        };
+        let [logged, policy] = [&estimates[LOGGED], &estimates[LEARNED]];
+        Some(Self {
+            examples,
+            logged: figures(logged),
+            policy: figures(policy),
+            uniform: figures(&estimates[UNIFORM]),
+            best_alone,
+            logged_lift: lift(logged),
+            policy_lift: lift(policy),
+            poor_overlap: policy.effective() < EFFECTIVE_MIN * examples as f64,
+            alone,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Query;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    const GUARD: GuardSpec = GuardSpec { share: 0.2, control: 0.05, margin: 0.0 };
+
+    fn spec(guard: Option<GuardSpec>) -> WorthSpec {
+        WorthSpec { every: 1, window: 20_000, alpha: 0.05, guard }
+    }
+
+    /// Plays a policy that always takes the first model for queries of one kind and the second for the other, through the
+    /// guard; `rewards` are by kind and model. How often the guard held it back in the second half.
+    fn play(rewards: [[f64; 2]; 2], examples: u64) -> (Worth, f64) {
+        let spec = spec(Some(GUARD));
+        let mut worth = Worth::new(&spec, 2);
+        let mut generator = ChaCha8Rng::seed_from_u64(5);
+        let mut held = 0;
+        for i in 0..examples {
+            let kind = usize::from(generator.random::<bool>());
+            let core = [[0.95, 0.05], [0.05, 0.95]][kind];
+            let Floor { share, distribution } = worth.floor(&spec, 0.0);
+            let p: Vec<f64> = core.iter().zip(&distribution).map(|(p, f)| (1.0 - share) * p + share * f).collect();
+            assert!((p.iter().sum::<f64>() - 1.0).abs() < 1e-12 && p.iter().all(|p| *p > 0.0), "{p:?}");
+            let model = usize::from(generator.random::<f64>() >= p[0]);
+            let reward = f64::from(u8::from(generator.random::<f64>() < rewards[kind][model]));
+            let query = Query::new([1.0, 0.0]).unwrap();
+            let example = Example::new(query, model, p, Some(core.to_vec()), reward).unwrap();
+            worth.see(&spec, &example, Some(&core));
+            held += u64::from(i >= examples / 2 && !worth.pays);
+        }
+        (worth, held as f64 / (examples / 2) as f64)
+    }
+
+    #[test]
+    fn the_guard_lets_go_of_a_policy_that_pays_and_of_no_other() {
+        let (worth, held) = play([[0.8, 0.3], [0.3, 0.7]], 20_000);
+        assert!(worth.pays && held < 0.2, "{held}");
+        let floor = worth.floor(&spec(Some(GUARD)), 0.0);
+        assert!((floor.share - 0.05).abs() < 1e-12 && floor.distribution == [1.0, 0.0], "{floor:?}");
+        let view = worth.view(&spec(Some(GUARD)), &["a", "b"].map(|name| Name::try_from(name).unwrap())).unwrap();
+        let lift = view.all.policy_lift;
+        assert!(lift.range.low < 0.19 && 0.19 < lift.range.high && (lift.value - 0.19).abs() < 0.03, "{lift:?}");
+        assert_eq!((view.all.best_alone, view.held_back, view.all.examples), (0, Some(false), 20_000));
+        // The first model is better for every query: what routes half of them away from it costs.
+        let (worth, held) = play([[0.6, 0.3], [0.6, 0.3]], 20_000);
+        assert!(!worth.pays && held == 1.0);
+        let floor = worth.floor(&spec(Some(GUARD)), 0.1);
+        let best = floor.share * floor.distribution[0] - 0.2 * 0.1 / 2.0;
+        assert!((best - 0.8).abs() < 1e-12 && (floor.share - (1.0 - 0.2 * 0.9)).abs() < 1e-12, "{floor:?}");
+    }
+
+    #[test]
+    fn goes_on_from_what_was_saved_and_from_nothing_else() {
+        let (worth, _) = play([[0.8, 0.3], [0.3, 0.7]], 3000);
+        let same = spec(Some(GUARD));
+        assert_eq!(Worth::restore(&same, 2, worth.clone()), Some(worth.clone()));
+        let shorter = Worth::restore(&WorthSpec { window: 100, ..same.clone() }, 2, worth.clone()).unwrap();
+        assert_eq!(shorter.view(&same, &[]).map(|view| view.all), worth.view(&same, &[]).map(|view| view.all));
+        assert_eq!(Worth::restore(&same, 3, worth.clone()), None);
+        let broken = Worth { best: Some(2), ..worth };
+        assert_eq!(Worth::restore(&same, 2, broken), None);
+    }
+
+    #[test]
+    fn judges_every_nth_example() {
+        let spec = WorthSpec { every: 3, ..spec(None) };
+        let mut worth = Worth::new(&spec, 2);
+        for _ in 0..10 {
+            let example = Example::new(Query::new([1.0]).unwrap(), 0, vec![0.5; 2], None, 1.0).unwrap();
+            let learned = worth.is_next_judged(&spec).then_some([0.5; 2]);
+            worth.see(&spec, &example, learned.as_ref().map(|learned| &learned[..]));
+        }
+        assert_eq!(worth.judge.events(), 4);
+        assert_eq!(worth.floor(&spec, 0.1), Floor { share: 0.1, distribution: vec![0.5; 2] });
+        assert!(!worth.is_next_judged(&WorthSpec { every: 0, ..spec }));
+    }
+}
