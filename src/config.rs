@@ -54,6 +54,27 @@ pub struct Config {
     pub router: RouterConfig,
     /// How HTTP is served.
     pub http: HttpConfig,
+    /// What the log looks like.
+    pub log: LogConfig,
+}
+
+/// `[log]`, as written.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogConfig {
+    /// How its lines are written.
+    pub format: LogFormat,
+}
+
+/// `log.format`
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
 }
 
 /// `[router]`, as written.

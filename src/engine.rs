@@ -124,6 +124,8 @@ pub struct Applied {
     pub model: usize,
     /// The reward, on the scale of 0..1.
     pub reward: f64,
+    /// Event time from the query to its first reward, if one came.
+    pub latency_ms: Option<i64>,
     /// All of it, where [`Engine::show_examples`] asked for it.
     pub example: Option<Example>,
 }
@@ -274,6 +276,21 @@ pub enum BadSnapshot {
     /// A record that belongs to nothing.
     #[error("a record belongs to no space")]
     Stray,
+}
+
+/// Of one space what costs nothing to tell.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tally<'a> {
+    /// Its name.
+    pub name: &'a Name,
+    /// Names of its models.
+    pub models: &'a [Name],
+    /// Examples in applied batches.
+    pub version: u64,
+    /// What became of its events.
+    pub counts: Counts,
+    /// Sum of the rewards learned from.
+    pub reward_sum: f64,
 }
 
 /// One space, as seen from outside.
@@ -450,6 +467,17 @@ impl Engine {
         if learned == 0 { 0.0 } else { sum / learned as f64 }
     }
 
+    /// Its spaces by name, without their parameters: cheap enough to ask for now and then while it learns.
+    pub fn tallies(&self) -> impl Iterator<Item = Tally<'_>> {
+        self.spaces.iter().map(|(name, space)| Tally {
+            name,
+            models: &space.trainer.spec().models,
+            version: space.trainer.version(),
+            counts: Counts { join: *space.joiner.counts(), applied: space.trainer.learned(), ..Counts::default() },
+            reward_sum: space.trainer.reward_sum(),
+        })
+    }
+
     /// Its spaces, by name.
     pub fn spaces(&self) -> impl Iterator<Item = SpaceView> {
         self.spaces.iter().map(|(name, space)| SpaceView {
@@ -610,13 +638,14 @@ impl Space {
         shows_examples: bool,
         applied: &mut Vec<Applied>,
     ) {
-        for Joined { request_id, payload, reward, .. } in joined {
+        for Joined { request_id, ts_ms, payload, reward, rewarded_ms, .. } in joined {
             let reward = settings.reward.unit(reward);
             let model = usize::from(payload.model);
             let example = self.example(payload, reward, settings.missing_propensities);
             let shown = shows_examples.then(|| example.clone());
             self.trainer.learn(example).expect("checked against this space when it came");
-            applied.push(Applied { space: name.clone(), request_id, model, reward, example: shown });
+            let latency_ms = rewarded_ms.map(|rewarded_ms| rewarded_ms.saturating_sub(ts_ms));
+            applied.push(Applied { space: name.clone(), request_id, model, reward, latency_ms, example: shown });
         }
     }
 
@@ -778,7 +807,7 @@ mod tests {
         let space = Name::default_space();
         assert_eq!(
             applied,
-            [Applied { space, request_id: "r".to_owned(), model: 1, reward: 0.0, example: None }],
+            [Applied { space, request_id: "r".to_owned(), model: 1, reward: 0.0, latency_ms: Some(1), example: None }],
             "-3 is clipped"
         );
     }

@@ -118,6 +118,8 @@ pub struct Joined<P> {
     pub reward: f64,
     /// Whether no reward came, and this one is the default.
     pub defaulted: bool,
+    /// Event time of its first reward, if one came.
+    pub rewarded_ms: Option<i64>,
 }
 
 /// What became of the queries and rewards. Outcomes are disjoint, each side sums up to what was read.
@@ -481,7 +483,8 @@ impl<P: Payload> Joiner<P> {
         let defaulted = rewards.is_empty();
         let reward = if defaulted { self.expire() } else { Some(self.join(&rewards)) };
         if let Some(reward) = reward {
-            out.push(Joined { request_id: id.as_str().to_owned(), ts_ms, payload, reward, defaulted });
+            let (request_id, rewarded_ms) = (id.as_str().to_owned(), rewards.values().map(|held| held.ts_ms).min());
+            out.push(Joined { request_id, ts_ms, payload, reward, defaulted, rewarded_ms });
         }
         let settled = self.is_first() && !defaulted;
         self.remember(id, ts_ms, end_ms, settled, &rewards);
@@ -1831,6 +1834,7 @@ mod tests {
                 payload: Size(*size),
                 reward,
                 defaulted: values.is_empty(),
+                rewarded_ms: held.first().map(|&r| self.rewards[r].ts),
             }));
         }
 

@@ -21,8 +21,8 @@
 //! - [`evaluate`]: what policies are worth, where every reward is known and on logs of what was chosen.
 //!
 //! The edges, behind the feature `daemon`: `cli` (the program's commands), `runner` (what drives the engine),
-//! `transport` (where events come from and parameters go), `http` (the router sidecar, the learner's state), the stores on
-//! disk in `store`, `report` (tables, plots, the HTML page) and `failpoint` (where tests let it crash). The core never
+//! `transport` (where events come from and parameters go), `http` (the router sidecar, the learner's state, the page of
+//! both), `telemetry` (facts in, metrics out), the stores on disk in `store`, `report` (tables, plots, HTML reports) and `failpoint` (where tests let it crash). The core never
 //! reaches for an edge; `cargo check --lib --no-default-features` fails when it does.
 //!
 //! # Invariants
@@ -84,6 +84,8 @@ pub mod runner;
 pub mod simulate;
 pub mod snapshot;
 pub mod store;
+#[cfg(feature = "daemon")]
+pub mod telemetry;
 #[cfg(feature = "daemon")]
 pub mod transport;
 pub mod wire;

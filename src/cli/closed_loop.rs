@@ -56,6 +56,7 @@ impl ClosedLoop {
                 params: Some(params.clone()),
             }),
             published: Vec::new(),
+            facts: Arc::default(),
         };
         // Snapshots are taken when the router is to be updated, and then only.
         let cadence = SnapshotConfig { every_updates: u64::MAX, every_ms: u64::MAX, keep: 1 };

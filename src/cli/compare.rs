@@ -10,7 +10,7 @@ use super::contestants::{Contestant, contestants};
 use super::evaluate::{self, Shown};
 use super::examples::LogArgs;
 use super::figures::{mean_and_deviation, percent, spread};
-use super::progress::Progress;
+use super::progress::{Progress, Unit};
 use super::world::{WorldArgs, positive, share};
 use super::{Failure, dataset, parallel};
 use crate::config::{Config, LearnerConfig};
@@ -162,7 +162,7 @@ fn run_all(args: &Args, data: Option<&Dataset>, contestants: &[Contestant]) -> a
         .iter()
         .flat_map(|contestant| (0..args.runs).map(move |run| (contestant, args.seed.wrapping_add(run))))
         .collect();
-    let progress = Progress::new("comparing", args.rounds.saturating_mul(jobs.len() as u64));
+    let progress = Progress::new("comparing", args.rounds.saturating_mul(jobs.len() as u64), Unit::Of("rounds"));
     let outcomes = parallel::map(&jobs, |(contestant, seed)| run_one(args, data, contestant, *seed, &progress));
     progress.finish();
     outcomes.into_iter().collect()

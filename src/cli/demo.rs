@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::closed_loop::ClosedLoop;
 use super::figures::{mean_and_deviation, percent, spread};
-use super::progress::Progress;
+use super::progress::{Progress, Unit};
 use super::world::{WorldArgs, positive, share};
 use super::{Failure, parallel};
 use crate::config::{Algorithm, Config, LearnerConfig, Preset, Settings, Spec};
@@ -63,6 +63,9 @@ pub struct Args {
     /// Directory for the HTML report
     #[arg(long, value_name = "DIR", default_value = "pointsman-report")]
     report: PathBuf,
+    /// File for the table as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
@@ -119,10 +122,12 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let outcomes = run_all(args, &specs, &jobs)?;
     let rows = rows(args, &specs, &outcomes);
     let path = super::write_page(&args.report, "demo.html", &page(args, &specs, &rows, &outcomes))?;
+    let table = table(&rows);
+    super::write_csv(args.csv.as_deref(), &[&table])?;
     if args.json {
         println!("{}", to_json(args, &specs, &rows, &path));
     } else {
-        println!("{}", table(&rows).text());
+        println!("{}", table.text());
         println!("{}", conclusion(&rows, &path));
     }
     Ok(())
@@ -171,7 +176,7 @@ fn name_of(learner: &LearnerConfig) -> String {
 }
 
 fn run_all(args: &Args, specs: &[(String, Spec)], jobs: &[Job]) -> anyhow::Result<Vec<Outcome>> {
-    let progress = Progress::new("learning", args.rounds.saturating_mul(jobs.len() as u64));
+    let progress = Progress::new("learning", args.rounds.saturating_mul(jobs.len() as u64), Unit::Of("rounds"));
     let outcomes = parallel::map(jobs, |job| run_one(args, &specs[job.contestant].1, job.seed, &progress));
     progress.finish();
     outcomes.into_iter().collect()

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 
 use super::Failure;
-use super::progress::Progress;
+use super::progress::{Progress, Unit};
 use crate::config::{Config, Lanes, Settings};
 use crate::engine::Side;
 use crate::report::{Column, Table};
@@ -45,6 +44,9 @@ pub struct Args {
     /// Which topics
     #[arg(long, value_delimiter = ',', default_value = "queries,rewards", value_name = "TOPICS")]
     topics: Vec<Topic>,
+    /// File for the table as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
@@ -89,10 +91,12 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         return Err(Failure::Usage(anyhow!("there is {} already: {problem}", there.display())));
     }
     let (written, changed) = dump(args, &topics, config, &settings)?;
+    let table = table(&written, changed);
+    super::write_csv(args.csv.as_deref(), &[&table])?;
     if args.json {
         println!("{}", as_json(&written, changed));
     } else {
-        print!("{}", table(&written, changed).text());
+        print!("{}", table.text());
     }
     Ok(())
 }
@@ -107,7 +111,7 @@ fn dump(
     cluster.reach()?;
     let sides: Vec<Side> = topics.iter().map(|topic| topic.side()).collect();
     let stretches = stretches(&cluster, Span { since: args.since, until: args.until }, &sides)?;
-    let progress = Progress::new("dumping", stretches.iter().map(Stretch::offsets).sum());
+    let progress = Progress::new("dumping", stretches.iter().map(Stretch::offsets).sum(), Unit::Of("messages"));
     let by_space = config.transport.kafka.lanes == Lanes::Partition;
     let mut scribe = Scribe::new(settings, by_space.then(|| check_partitions(&cluster)).transpose()?.map(|n| n.0));
     let mut written = Vec::new();
@@ -141,13 +145,13 @@ fn dump_topic(
     for stretch in stretches {
         logs.insert(stretch.place.partition, Log::new(directory, stretch)?);
     }
-    let (start, mut messages) = (Instant::now(), 0_u64);
+    let mut messages = 0_u64;
     read(cluster, stretches, |stretch, offset, message| {
         let Some(log) = logs.get_mut(&stretch.place.partition) else { return Ok(()) };
         log.add(&scribe.line_of(stretch.place.side, message))?;
         messages += 1;
-        let speed = || format!("{messages} messages, {:.0}/s", messages as f64 / start.elapsed().as_secs_f64());
-        progress.advance((offset + 1).saturating_sub(log.reached), speed);
+        let so_far = || format!("{messages} messages");
+        progress.advance((offset + 1).saturating_sub(log.reached), so_far);
         log.reached = offset + 1;
         Ok(())
     })?;

@@ -52,6 +52,9 @@ pub struct Shown {
     /// Directory for an HTML report
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
+    /// File for the table as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
     #[arg(long)]
     pub json: bool,
@@ -62,7 +65,7 @@ const WINDOW: u64 = 10_000;
 
 impl Default for Shown {
     fn default() -> Self {
-        Self { alpha: ALPHA, window: WINDOW, report: None, json: false }
+        Self { alpha: ALPHA, window: WINDOW, report: None, csv: None, json: false }
     }
 }
 
@@ -97,11 +100,13 @@ pub fn on_log(
     log.each(config, "evaluating", |example| panel.see(example, shown.alpha))?;
     let path = shown.report.as_deref().map(|dir| super::write_page(dir, "evaluate.html", &page(log, &panel, shown)));
     let path = path.transpose()?;
+    let all = table(&panel.rows(), panel.examples(), shown.alpha, shown.alpha);
+    super::write_csv(shown.csv.as_deref(), &[&all])?;
     if shown.json {
         println!("{}", to_json(&panel, shown, path.as_deref()));
         return Ok(());
     }
-    println!("{}", table(&panel.rows(), panel.examples(), shown.alpha, shown.alpha).text());
+    println!("{}", all.text());
     let (latest, number) = panel.latest();
     if number < panel.examples() {
         println!("{}", table(&panel.rows_of(&latest), number, shown.alpha, panel.latest_alpha(shown.alpha)).text());

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, anyhow};
 use tempfile::TempDir;
 
-use super::progress::Progress;
+use super::progress::{Progress, Unit};
 use super::{Failure, replay};
 use crate::config::{Config, LearnerConfig, Method};
 use crate::engine::Applied;
@@ -60,13 +60,13 @@ impl LogArgs {
         let dir = TempDir::with_prefix("pointsman-log-").context("cannot make a temporary directory")?;
         let dead_letters = Appender::new(&dir.path().join("dead-letters.jsonl"));
         let outlet = Box::new(Files { dead_letters, params: None });
-        let places = Places { store: None, audit: None, outlet, published: Vec::new() };
+        let places = Places { store: None, audit: None, outlet, published: Vec::new(), facts: Arc::default() };
         let (mut runner, state) = Runner::open(&settings, &config.snapshot, places)?;
         let bytes_read = Arc::new(AtomicU64::new(0));
         let total = replay::add_logs(&self.queries, &self.rewards, &settings, &mut runner, &state, &bytes_read)?;
         runner.begin(state)?;
         runner.engine.show_examples();
-        let progress = Progress::new(doing, total);
+        let progress = Progress::new(doing, total, Unit::Bytes);
         let (mut told, mut number) = (0, 0);
         let mut take = |applied: Vec<Applied>, number: &mut u64| {
             let examples = applied.iter().filter(|applied| applied.space == space).filter_map(|a| a.example.as_ref());

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 
-use super::progress::Progress;
+use super::progress::{Progress, Unit};
 use super::world::positive;
 use super::{Failure, dataset, parallel};
 use crate::config::Config;
@@ -109,7 +109,7 @@ pub fn run(args: &Args, _config: &Config) -> Result<(), Failure> {
 
 fn measure(study: &Study) -> Vec<Row> {
     let jobs = study.jobs();
-    let progress = Progress::new("optimising", jobs.iter().map(|job| study.units(*job)).sum());
+    let progress = Progress::new("optimising", jobs.iter().map(|job| study.units(*job)).sum(), Unit::Of("steps"));
     let done = AtomicUsize::new(0);
     let outcomes = parallel::map(&jobs, |job| {
         let message = || format!("{} of {} policies", done.load(Ordering::Relaxed), jobs.len());

@@ -11,15 +11,17 @@ use tokio::sync::oneshot;
 
 use super::{Failure, summary};
 use crate::config::{Config, Settings};
-use crate::http::learner::{self, Status};
+use crate::http::learner;
 use crate::runner::follow::{Outcome, Run};
+use crate::telemetry::Status;
 
 /// Run the daemon: learn from events as they come, keep snapshots, publish parameters
 ///
 /// With transport.kind = "file" it follows queries/*.jsonl and rewards/*.jsonl under transport.file.dir, through rotation
 /// and compression; with "kafka" the topics of transport.kafka.topics. It goes on where its store says that it was. After
 /// every snapshot (the configuration says how often) it publishes the parameters: as files under params/, or to their
-/// topic. With transport.kafka.lanes = "partition" any number of instances with the same group share the work. Over HTTP (http.listen; empty: not at all) it answers /live, /ready, /metrics and /v1/status. SIGTERM or SIGINT
+/// topic. With transport.kafka.lanes = "partition" any number of instances with the same group share the work. Over HTTP
+/// (http.listen; empty: not at all) it answers /live, /ready, /metrics and /v1/status, and shows a page at /. SIGTERM or SIGINT
 /// ends it: it takes a last snapshot, publishes, and exits with 0.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]

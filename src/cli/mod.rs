@@ -13,7 +13,9 @@ mod examples;
 mod figures;
 mod gap;
 mod health;
+mod help;
 mod learn;
+mod logging;
 mod panel;
 mod parallel;
 mod params;
@@ -33,7 +35,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 
-use crate::report::Page;
+use crate::config::Config;
+use crate::report::{Page, Table};
 
 /// Learns online, from the events you already log, which embedding model should answer each query.
 #[derive(Debug, Parser)]
@@ -78,6 +81,8 @@ enum Command {
     Dump(dump::Args),
     Health(health::Args),
     CheckConfig(check_config::Args),
+    Completions(help::CompletionsArgs),
+    Man(help::ManArgs),
 }
 
 /// How a command failed.
@@ -98,7 +103,12 @@ impl From<anyhow::Error> for Failure {
 impl Cli {
     /// Runs the command.
     pub fn run(self) -> Result<(), Failure> {
-        let config = settings::load(self.common.config.as_deref(), &self.common.set, variables())?;
+        let config = match self.command {
+            // Help is there whatever the configuration.
+            Command::Completions(_) | Command::Man(_) => Config::default(),
+            _ => settings::load(self.common.config.as_deref(), &self.common.set, variables())?,
+        };
+        logging::start(&config.log);
         match self.command {
             Command::Demo(args) => demo::run(&args, &config),
             Command::Learn(args) => learn::run(&args, &config),
@@ -115,6 +125,8 @@ impl Cli {
             Command::Dump(args) => dump::run(&args, &config),
             Command::Health(args) => health::run(&args, &config),
             Command::CheckConfig(args) => check_config::run(&args, &config),
+            Command::Completions(args) => help::completions(&args),
+            Command::Man(args) => help::man(&args),
         }
     }
 }
@@ -122,6 +134,13 @@ impl Cli {
 /// The environment, but for what is no text: it cannot be ours.
 fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+/// Writes tables as comma-separated values, an empty line between them, if a file is named.
+fn write_csv(path: Option<&Path>, tables: &[&Table]) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let text = tables.iter().map(|table| table.csv()).collect::<Vec<_>>().join("\n");
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Writes a page into a directory, which is made if need be.

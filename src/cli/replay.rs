@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 
 use super::Failure;
-use super::progress::Progress;
+use super::progress::{Progress, Unit};
 use super::summary;
 use crate::config::{Config, Lanes, Settings, StoreConfig};
 use crate::engine::{Applied, Engine, Side, SpaceView};
@@ -68,6 +68,9 @@ pub struct Args {
     /// Directory for an HTML report
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
+    /// File for the table as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
@@ -86,10 +89,12 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
     let outcome = replay(args, config, &settings)?;
     let report = args.report.as_deref().map(|directory| write_report(directory, &outcome)).transpose()?;
+    let table = summary::table(&outcome.engine, outcome.out_of_order);
+    super::write_csv(args.csv.as_deref(), &[&table])?;
     if args.json {
         println!("{}", summary::json(std::slice::from_ref(&outcome.engine), outcome.out_of_order));
     } else {
-        println!("{}", summary::table(&outcome.engine, outcome.out_of_order).text());
+        println!("{}", table.text());
         for view in outcome.engine.spaces().take(SPACES_SHOWN) {
             if let Some(worth) = &view.worth {
                 println!("space {}: {}", view.name, summary::space_verdict(worth));
@@ -116,6 +121,7 @@ fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<O
         audit: config.audit.path(),
         outlet: Box::new(Files { dead_letters: Appender::new(&args.dead_letters), params: None }),
         published: Vec::new(),
+        facts: Arc::default(),
     };
     if args.from_kafka {
         replay_topics(args, config, settings, places)
@@ -130,7 +136,7 @@ fn replay_files(args: &Args, config: &Config, settings: &Settings, places: Place
     let total = add_logs(&args.queries, &args.rewards, settings, &mut runner, &state, &bytes_read)?;
     runner.begin(state)?;
     // Files that are complete are never waited for.
-    drive(args, runner, total, |_| bytes_read.load(Ordering::Relaxed), || ())
+    drive(args, runner, (total, Unit::Bytes), |_| bytes_read.load(Ordering::Relaxed), || ())
 }
 
 fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Places) -> anyhow::Result<Outcome> {
@@ -157,7 +163,7 @@ fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Plac
     let wait = || {
         reader.wait(Duration::from_millis(20));
     };
-    drive(args, runner, total, |events| events, wait)
+    drive(args, runner, (total, Unit::Of("messages")), |events| events, wait)
 }
 
 /// What is to be read of the topics: from where the store was left, if it was in the topics before.
@@ -177,12 +183,12 @@ fn resolve(args: &Args, cluster: &Cluster, state: &MergeState) -> anyhow::Result
 fn drive<S: Log>(
     args: &Args,
     mut runner: Runner<S>,
-    total: u64,
+    (total, unit): (u64, Unit),
     done: impl Fn(u64) -> u64,
     wait: impl Fn(),
 ) -> anyhow::Result<Outcome> {
     let mut trends = BTreeMap::new();
-    let progress = Progress::new("replaying", total);
+    let progress = Progress::new("replaying", total, unit);
     let start = Instant::now();
     let speed = |events: u64| format!("{events} events, {:.0}/s", events as f64 / start.elapsed().as_secs_f64());
     let (mut told, mut events) = (0, 0_u64);

@@ -27,7 +27,7 @@ use crate::wire::params;
 /// With transport.kind = "file" it reads the parameters under params/ in transport.file.dir, and again when they are
 /// replaced, and writes decisions to queries/ and rewards to rewards/ there, for `learn`; with "kafka" it does the same
 /// with the topics of transport.kafka.topics. Listens on http.listen (loopback unless configured). SIGTERM or
-/// SIGINT ends it, after open requests.
+/// SIGINT ends it, after open requests. A page at / shows how it goes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

@@ -1,6 +1,7 @@
 //! `pointsman simulate`: simulated traffic against a running router, measured against the truth.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,9 @@ pub struct Args {
     /// Request at which the models change abruptly
     #[arg(long, value_name = "REQUEST")]
     switch_at: Option<u64>,
+    /// File for the table as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
@@ -123,10 +127,12 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     runtime.block_on(watch(args, &simulation))?;
     let outcome = Outcome::of(&simulation);
+    let table = outcome.table();
+    super::write_csv(args.csv.as_deref(), &[&table])?;
     if args.json {
         println!("{}", outcome.json(args, &simulation));
     } else {
-        print!("{}", outcome.table().text());
+        print!("{}", table.text());
     }
     Ok(())
 }

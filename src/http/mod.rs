@@ -1,7 +1,7 @@
-//! HTTP: the router sidecar, and what the learner tells of itself.
+//! HTTP: the router sidecar, what the learner tells of itself, and the page of both.
 
 pub mod learner;
-mod metrics;
+mod live;
 mod problem;
 pub mod sidecar;
 

@@ -25,18 +25,23 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::metrics::Metrics;
+use super::live::{Seats, Wanted, Watched, page};
 use super::{Problem, check_token};
 use crate::config::{Config, OnFull, Settings};
 use crate::engine::Side;
-use crate::event::Name;
+use crate::event::{BadQuery, Name};
 use crate::router::{Answer, Compiled, Recent, RecentSpec, Router};
+use crate::telemetry::CONTENT_TYPE;
+use crate::telemetry::router::Metrics;
 use crate::transport::now_ms;
 use crate::transport::writer::{Event, EventWriter, NotWritten};
 use crate::wire::events::{ID_MAX, query_line, reward_line};
 
 /// Most queries in a batch.
 const BATCH_MAX: usize = 1000;
+
+/// How often it keeps how it goes, for the page.
+const REMEMBER_EVERY: Duration = Duration::from_secs(1);
 
 /// What all requests share.
 pub struct Sidecar {
@@ -50,6 +55,7 @@ pub struct Sidecar {
     writer: Arc<EventWriter>,
     metrics: Metrics,
     limit: Option<DefaultDirectRateLimiter>,
+    seats: Seats,
     started: Instant,
 }
 
@@ -91,6 +97,7 @@ impl Sidecar {
             writer,
             metrics: Metrics::new(),
             limit,
+            seats: Seats::default(),
             config: config.clone(),
             started: Instant::now(),
         }
@@ -102,6 +109,19 @@ impl Sidecar {
         listener: TcpListener,
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> std::io::Result<()> {
+        let (sidecar, seats) = (self.clone(), self.seats.clone());
+        let remembering = tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(REMEMBER_EVERY);
+            loop {
+                ticks.tick().await;
+                sidecar.metrics.remember(&sidecar.router);
+            }
+        });
+        let stop = async move {
+            stop.await;
+            seats.close();
+            remembering.abort();
+        };
         axum::serve(listener, self.routes()).with_graceful_shutdown(stop).await
     }
 
@@ -110,10 +130,13 @@ impl Sidecar {
             .route("/v1/route", post(route))
             .route("/v1/route:batch", post(route_batch))
             .route("/v1/rewards", post(reward))
+            .route("/v1/explain", post(explain))
             .route("/v1/status", get(status))
+            .route("/v1/events", get(events))
             .route("/metrics", get(metrics))
             .layer(middleware::from_fn_with_state(self.clone(), guard));
         let open = Routes::new()
+            .route("/", get(page))
             .route("/live", get(|| async { "live\n" }))
             .route("/ready", get(ready))
             .route("/openapi.json", get(openapi));
@@ -142,6 +165,7 @@ impl Sidecar {
             let now_ms = now_ms();
             let decide = || {
                 self.answer(asked).map(|answer| {
+                    self.metrics.decided(&answer);
                     let line = query_line(&asked.request_id, now_ms as i64, &asked.query, &answer);
                     events.push(asked.event(line));
                     Remembered { decided: Arc::new(Decided::new(asked, &answer)), receipt: receipt.clone() }
@@ -200,11 +224,15 @@ impl Sidecar {
             let most = self.settings.spaces_max;
             return Err(Problem::field("space", format!("there are learner.spaces_max = {most} spaces already")));
         }
+        self.router.begin(self.unlearned(space));
+        Ok(())
+    }
+
+    fn unlearned(&self, space: &Name) -> Compiled {
         let spec = self.settings.space(space);
         let fallback = self.config.router.fallback_model.as_deref();
         let always = spec.models.iter().position(|model| Some(model.as_str()) == fallback);
-        self.router.begin(Compiled::unlearned(space.clone(), spec.models.clone(), spec.dim, always));
-        Ok(())
+        Compiled::unlearned(space.clone(), spec.models.clone(), spec.dim, always)
     }
 
     fn forget(&self, events: &[Event]) {
@@ -294,6 +322,12 @@ struct RewardBody {
 }
 
 #[derive(Deserialize)]
+struct ExplainBody {
+    space: Option<String>,
+    query: Vector,
+}
+
+#[derive(Deserialize)]
 struct RouteParams {
     space: Option<String>,
     request_id: Option<String>,
@@ -360,6 +394,57 @@ async fn reward(
     Ok(StatusCode::ACCEPTED)
 }
 
+/// How a query would be routed: nothing is drawn, written or remembered.
+async fn explain(
+    State(sidecar): State<Arc<Sidecar>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Problem> {
+    sidecar.check_ready()?;
+    let ExplainBody { space: named, query } = parse(&whole(body)?)?;
+    let space = space(named)?;
+    let by = sidecar.router.space(&space).unwrap_or_else(|| Arc::new(sidecar.unlearned(&space)));
+    let bad = |bad: BadQuery| Problem::field("query", bad.to_string());
+    let (scores, distribution) = (by.scores(&query.0).map_err(bad)?, by.distribution(&query.0).map_err(bad)?);
+    let model = |m: usize| {
+        json!({
+            "model": by.models()[m], "score": scores[m], "policy": distribution.policy[m],
+            "propensity": distribution.propensities[m],
+        })
+    };
+    let (epoch, version, _) = by.stamp();
+    Ok(json_response(&json!({
+        "space": space, "params_version": version, "params_epoch": epoch, "algorithm": by.params().algorithm,
+        "models": (0..by.models().len()).map(model).collect::<Vec<_>>(),
+    })))
+}
+
+async fn events(
+    State(sidecar): State<Arc<Sidecar>>,
+    wanted: Result<Query<Wanted>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(wanted) = wanted.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+    sidecar.seats.watch(sidecar.clone(), wanted)
+}
+
+impl Watched for Sidecar {
+    fn pick(&self, space: &str) -> String {
+        self.metrics.pick(&self.router, space)
+    }
+
+    fn history(&self, space: &str) -> Value {
+        self.metrics.history(space)
+    }
+
+    fn now(&self, space: &str, find: &str) -> Value {
+        let mut now = self.metrics.now(&self.router, space, find);
+        now["role"] = json!("router");
+        now["version"] = json!(env!("CARGO_PKG_VERSION"));
+        now["ready"] = json!(self.is_ready());
+        now["uptime_s"] = json!(self.started.elapsed().as_secs());
+        now
+    }
+}
+
 async fn status(State(sidecar): State<Arc<Sidecar>>) -> Response {
     let spaces: serde_json::Map<String, Value> = sidecar
         .router
@@ -387,8 +472,8 @@ async fn ready(State(sidecar): State<Arc<Sidecar>>) -> Result<&'static str, Prob
 }
 
 async fn metrics(State(sidecar): State<Arc<Sidecar>>) -> Response {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], sidecar.metrics.text(&sidecar.router, sidecar.writer.deliveries())).into_response()
+    let text = sidecar.metrics.text(&sidecar.router, sidecar.is_ready(), sidecar.writer.deliveries());
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 
 async fn openapi() -> Response {
@@ -403,7 +488,9 @@ async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next
         "/v1/route" => "route",
         "/v1/route:batch" => "route_batch",
         "/v1/rewards" => "rewards",
+        "/v1/explain" => "explain",
         "/v1/status" => "status",
+        "/v1/events" => "events",
         _ => "metrics",
     };
     let timeout = Duration::from_millis(sidecar.config.http.timeout_ms);

@@ -11,7 +11,7 @@ mod page;
 mod svg;
 mod table;
 
-pub use page::{Block, Page, Section};
+pub use page::{Block, Page, STYLE, Section};
 pub use svg::{Cloud, Lines, Look, Scatter, Series, Spectrum, StackedShares};
 pub use table::{Align, Column, Table};
 

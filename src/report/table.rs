@@ -63,6 +63,17 @@ impl Table {
         lines.iter().map(|line| format!("{line}\n")).collect()
     }
 
+    /// Comma-separated values (RFC 4180, but with plain newlines), without the note.
+    pub fn csv(&self) -> String {
+        let field = |cell: String| {
+            let needs_quotes = cell.contains([',', '"', '\n', '\r']);
+            if needs_quotes { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
+        };
+        let line = |cells: Vec<String>| cells.into_iter().map(field).collect::<Vec<_>>().join(",") + "\n";
+        let head = line(self.columns.iter().map(|column| plain(&column.title)).collect());
+        head + &self.rows.iter().map(|row| line(self.cells(row))).collect::<String>()
+    }
+
     /// A `<table>` that copies into a spreadsheet cell by cell.
     pub fn html(&self) -> Markup {
         html! {
@@ -140,6 +151,12 @@ means of 3 runs
         assert_eq!(table(&[], None).text(), "model  reward  où\n─────  ──────  ──\n");
         assert_well_formed(&Table::default().html().into_string());
         assert_eq!(Table::default().text().trim(), "");
+    }
+
+    #[test]
+    fn csv_quotes_what_needs_it() {
+        let rows: [&[&str]; 2] = [&["a, \"b\"", "1"], &["two\nlines", "2", "c", "d"]];
+        assert_eq!(table(&rows, Some("not this")).csv(), "model,reward,où\n\"a, \"\"b\"\"\",1,\ntwo lines,2,c\n");
     }
 
     #[test]

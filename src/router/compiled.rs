@@ -72,6 +72,15 @@ impl Compiled {
         &self.params
     }
 
+    /// The eigenvalues of each model.
+    pub fn spectra(&self) -> impl Iterator<Item = &[f32]> {
+        let mut from = 0;
+        self.ranks.iter().map(move |rank| {
+            from += rank;
+            &self.eigenvalues[from - rank..from]
+        })
+    }
+
     /// The distribution over models for a query, which need not be normalised.
     pub fn distribution(&self, query: &[f32]) -> Result<Distribution, BadQuery> {
         let policy = &self.params.policy;

@@ -18,9 +18,9 @@ use super::merger::{Merger, Merging};
 use super::{Runner, Snapshots, Stepped};
 use crate::engine::Totals;
 use crate::event::Name;
-use crate::http::learner::News;
 use crate::router::Params;
 use crate::store;
+use crate::telemetry::News;
 use crate::transport::kafka::cluster::{Cluster, Problem};
 use crate::transport::kafka::consumer::{Ending, Membership, Partition, Reader, Rebalance};
 use crate::transport::kafka::homes::{Spread, partition_of};
@@ -90,14 +90,25 @@ impl<'a> Fleet<'a> {
         let reader = Arc::new(OnceLock::new());
         let (settings, cadence) = (run.settings, &config.snapshot);
         let message_bytes = message_bytes.max(settings.events.bytes_max + (64 << 10));
-        let kafka = &cluster.config;
+        let (kafka, facts) = (&cluster.config, run.status.facts());
         let standby = if kafka.standby && !run.once {
             Some(Standby::start(cluster, partitions, kafka.standby_bytes_max)?)
         } else {
             None
         };
-        let desk =
-            Desk { cluster, settings, cadence, store, instance, partitions, audit, message_bytes, reader, standby };
+        let desk = Desk {
+            cluster,
+            settings,
+            cadence,
+            store,
+            instance,
+            partitions,
+            audit,
+            message_bytes,
+            reader,
+            standby,
+            facts,
+        };
         for head in state::heads(cluster, &all.collect::<Vec<i32>>())?.values() {
             desk.check_partitions(head)?;
         }

@@ -11,9 +11,9 @@ use tokio::runtime::Handle;
 use super::{DEAD_LETTERS_BYTES, Places, Runner, Snapshots, Stepped};
 use crate::config::{Config, Lanes, Settings, TransportKind};
 use crate::engine::{Engine, Totals};
-use crate::http::learner::{News, Status};
 use crate::merge::MergeState;
 use crate::store::{self, ONE_LANE};
+use crate::telemetry::{News, Status};
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
 use crate::transport::file::AtEnd;
@@ -56,8 +56,9 @@ pub struct Outcome {
 /// How often a daemon that is busy says how it goes.
 const NEWS_EVERY: Duration = Duration::from_secs(30);
 
-/// How often it tells those who ask.
+/// How often it tells those who ask; less often where telling takes more than this share of the time.
 const STATUS_EVERY: Duration = Duration::from_millis(250);
+const STATUS_SHARE: f64 = 0.01;
 
 /// How often it makes sure that the topics are still those that they were.
 pub(super) const CHECK_EVERY: Duration = Duration::from_secs(20);
@@ -92,7 +93,8 @@ impl Run<'_> {
         let published = params.published();
         let outlet = Box::new(Files { dead_letters, params: Some(params) });
         let store = Some(Snapshots::open(&self.config.store, self.config.snapshot.keep)?);
-        let places = Places { store, audit: self.config.audit.path(), outlet, published };
+        let (audit, facts) = (self.config.audit.path(), self.status.facts());
+        let places = Places { store, audit, outlet, published, facts };
         let (mut runner, state) = Runner::open(self.settings, &self.config.snapshot, places)?;
         let parser = Arc::new(Parser::new(self.settings));
         let mut directory = Directory::new(&file.dir, parser, at_end, state.positions.clone());
@@ -175,8 +177,8 @@ impl Run<'_> {
         let published = ParamsTopic::open(cluster)?.newest()?;
         let store = Snapshots::open(&self.config.store, self.config.snapshot.keep)?;
         check_lanes(&store, |lane| lane == ONE_LANE)?;
-        let audit = self.config.audit.path();
-        let places = Places { store: Some(store), audit, outlet: Box::new(outlet.clone()), published };
+        let (audit, facts) = (self.config.audit.path(), self.status.facts());
+        let places = Places { store: Some(store), audit, outlet: Box::new(outlet.clone()), published, facts };
         let (runner, mut state) = Runner::open(self.settings, &self.config.snapshot, places)?;
         let (places, gaps) = positions::resolve(cluster, &state, None, self.accept_gap)?;
         lock(&outlet).note_gaps(&gaps)?;
@@ -299,12 +301,13 @@ pub(super) struct Teller<'a> {
     status: &'a Status,
     since: Instant,
     told: Instant,
+    took: Duration,
     events: u64,
 }
 
 impl<'a> Teller<'a> {
     pub(super) fn new(status: &'a Status) -> Self {
-        Self { status, since: Instant::now(), told: Instant::now(), events: 0 }
+        Self { status, since: Instant::now(), told: Instant::now(), took: Duration::ZERO, events: 0 }
     }
 
     pub(super) fn events<'r, S: Log + 'r>(
@@ -338,12 +341,13 @@ impl<'a> Teller<'a> {
         runners: impl Iterator<Item = &'r Runner<S>> + Clone,
         more: impl Fn(&mut News),
     ) {
-        if self.told.elapsed() >= STATUS_EVERY {
+        if self.told.elapsed() >= STATUS_EVERY.max(self.took.div_f64(STATUS_SHARE)) {
+            let begun = Instant::now();
             let out_of_order = runners.clone().map(|runner| runner.merge.out_of_order()).sum();
             let mut news = News::of(runners.map(|runner| &runner.engine), out_of_order);
             more(&mut news);
             self.status.tell(news);
-            self.told = Instant::now();
+            (self.told, self.took) = (Instant::now(), begun.elapsed());
         }
     }
 }

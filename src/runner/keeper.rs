@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 
@@ -17,6 +18,7 @@ use crate::failpoint;
 use crate::merge::MergeState;
 use crate::store::archive::Change;
 use crate::store::{self, DirArchive, ONE_LANE, StoreError, Witness};
+use crate::telemetry::{Facts, Published};
 use crate::transport::append::Appender;
 use crate::transport::{Letter, Outlet};
 
@@ -28,6 +30,8 @@ pub struct Outlets {
     pub audit: Option<Appender>,
     /// Bad events and parameters.
     pub outlet: Box<dyn Outlet>,
+    /// Where it is told what happens.
+    pub facts: Arc<Facts>,
 }
 
 /// Where the snapshots of a lane go.
@@ -78,6 +82,8 @@ pub struct Work {
     pub positions: MergeState,
     /// Parameters to publish.
     pub params: Vec<(Name, Vec<u8>)>,
+    /// What is told of them once they are published.
+    pub told: Vec<(Name, Published)>,
     /// Who wants to know when it is done.
     pub done: Option<SyncSender<()>>,
 }
@@ -140,14 +146,16 @@ impl Carry for Outlets {
             audit.append(&work.audit).context("audit.applied_log")?;
         }
         if let (Some(snapshots), Some((head, changes))) = (&mut self.snapshots, work.snapshot) {
+            let (begun, records) = (Instant::now(), changes.len());
             failpoint::reach("before-persist");
             let generation = snapshots.archive().commit(&snapshots.lane, &head, changes)?;
             failpoint::reach("after-persist");
             snapshots.witness.note(generation).context("cannot note the snapshot beside its store")?;
-            tracing::debug!(generation, "snapshot");
+            self.facts.snapshot(&snapshots.lane, generation, records, begun.elapsed());
         }
         if !work.params.is_empty() {
             self.outlet.publish(&work.params)?;
+            self.facts.published(work.told);
         }
         self.outlet.reached(&work.positions);
         if let Some(done) = work.done {

@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use anyhow::Context;
 
@@ -36,6 +37,7 @@ use crate::merge::MergeState;
 use crate::router::Params;
 use crate::snapshot::{LaneHead, SharedHead, fingerprint};
 use crate::store::archive::{Archive, Change, Snapshot, difference};
+use crate::telemetry::Facts;
 use crate::transport::append::Appender;
 use crate::transport::kafka::cluster::{Cluster, Problem};
 use crate::transport::kafka::consumer::{Partition, Reader};
@@ -63,6 +65,8 @@ pub(super) struct Desk<'a> {
     pub reader: Arc<OnceLock<Arc<Reader>>>,
     /// Copies of the lanes of others, where they are kept.
     pub standby: Option<Standby>,
+    /// Where it is told what happens.
+    pub facts: Arc<Facts>,
 }
 
 /// A lane that nobody else can write any more, as its last owner left it.
@@ -139,12 +143,14 @@ impl Desk<'_> {
             audit_bytes: head.audit_bytes,
             audit,
             letter_bytes_max: self.settings.events.bytes_max,
+            facts: self.facts.clone(),
             reader: self.reader.clone(),
             shared_changes,
             local_changes,
             local,
         };
-        let (mut runner, state) = Runner::resume(self.settings, self.cadence, (engine, head), keeps, outlets)?;
+        let (mut runner, state) =
+            Runner::resume(self.settings, self.cadence, (engine, head), keeps, self.facts.clone(), outlets)?;
         if !from_topic {
             let of_lane = |params: &Params| partition_of(&params.space, self.partitions) == lane;
             let known: Vec<Params> = published()?.into_iter().filter(of_lane).collect();
@@ -247,6 +253,7 @@ struct LaneOutlets {
     audit: Option<Appender>,
     audit_bytes: u64,
     letter_bytes_max: usize,
+    facts: Arc<Facts>,
     local: Snapshots,
     reader: Arc<OnceLock<Arc<Reader>>>,
     shared_changes: Vec<Change>,
@@ -257,6 +264,7 @@ impl Carry for LaneOutlets {
     fn carry_out(&mut self, mut work: Work) -> anyhow::Result<()> {
         if let Some((head, changes)) = work.snapshot.take() {
             self.commit(&work, head, changes)?;
+            self.facts.published(std::mem::take(&mut work.told));
             if let Some(reader) = self.reader.get() {
                 reader.commit(&work.positions);
             }
@@ -271,6 +279,7 @@ impl Carry for LaneOutlets {
 
 impl LaneOutlets {
     fn commit(&mut self, work: &Work, head: Vec<u8>, changes: Vec<Change>) -> anyhow::Result<()> {
+        let (begun, records) = (Instant::now(), changes.len());
         let local_changes = together(&mut self.local_changes, changes.clone());
         let messages = self.messages(work, &head, changes)?;
         failpoint::reach("before-publish");
@@ -286,6 +295,7 @@ impl LaneOutlets {
         failpoint::reach("after-persist");
         self.local.witness.note(generation).context("cannot note the snapshot beside its store")?;
         tracing::debug!(lane = self.local.lane, generation, messages = messages.len(), "snapshot");
+        self.facts.snapshot(&self.local.lane, generation, records, begun.elapsed());
         Ok(())
     }
 

@@ -18,6 +18,7 @@ pub mod repartition;
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -33,6 +34,7 @@ use crate::router::Params;
 use crate::snapshot::{LaneHead, Publication, fingerprint};
 use crate::store::StoreError;
 use crate::store::archive::Snapshot;
+use crate::telemetry::{Facts, Published};
 use crate::transport::append::Appender;
 use crate::transport::{Letter, Log, Outlet, now_ms};
 use crate::wire::params;
@@ -53,6 +55,8 @@ pub struct Places {
     pub outlet: Box<dyn Outlet>,
     /// What routers have seen last.
     pub published: Vec<Params>,
+    /// Where it is told what happens.
+    pub facts: Arc<Facts>,
 }
 
 /// What of a run lasts.
@@ -78,6 +82,7 @@ pub struct Runner<S> {
     publishes: bool,
     audited: bool,
     spread: bool,
+    facts: Arc<Facts>,
     work: Work,
     dead_bytes: usize,
     applied_since: u64,
@@ -109,8 +114,9 @@ impl<S: Log> Runner<S> {
             audit: audit.is_some(),
             spread: false,
         };
-        let outlets = Outlets { snapshots, audit, outlet: places.outlet };
-        let (mut runner, positions) = Self::resume(settings, cadence, (engine, head), keeps, outlets)?;
+        let facts = places.facts;
+        let outlets = Outlets { snapshots, audit, outlet: places.outlet, facts: facts.clone() };
+        let (mut runner, positions) = Self::resume(settings, cadence, (engine, head), keeps, facts, outlets)?;
         runner.meet_published(&places.published);
         Ok((runner, positions))
     }
@@ -121,6 +127,7 @@ impl<S: Log> Runner<S> {
         cadence: &SnapshotConfig,
         (engine, mut head): (Engine, LaneHead),
         keeps: Keeps,
+        facts: Arc<Facts>,
         outlets: impl Carry,
     ) -> anyhow::Result<(Self, MergeState)> {
         head.configuration = fingerprint(settings);
@@ -136,6 +143,7 @@ impl<S: Log> Runner<S> {
             publishes: keeps.params,
             audited: keeps.audit,
             spread: keeps.spread,
+            facts,
             work: Work::default(),
             dead_bytes: 0,
             applied_since: 0,
@@ -163,7 +171,9 @@ impl<S: Log> Runner<S> {
                 if let Some(traceparent) = origin.as_ref().and_then(|origin| origin.traceparent.as_deref()) {
                     tracing::debug!(traceparent, log = self.merge.name(log), offset = start, "event");
                 }
+                let begun = Instant::now();
                 let effects = self.engine.step(input);
+                self.facts.learned(&effects.applied, begun.elapsed());
                 if let Some(letter) = effects.dead_letter {
                     self.note_bad(letter, log, start, line, origin);
                 }
@@ -180,10 +190,10 @@ impl<S: Log> Runner<S> {
     fn note_bad(&mut self, letter: DeadLetter, log: usize, start: u64, line: u64, origin: Option<Box<Origin>>) {
         let mut place = self.merge.source_mut(log).map(|source| source.place(start, line)).unwrap_or_default();
         place["log"] = json!(self.merge.name(log));
-        let traceparent = origin.as_ref().and_then(|origin| origin.traceparent.as_deref());
-        tracing::debug!(%place, traceparent, reason = letter.bad.reason(), "a bad event: {}", letter.bad);
         self.dead_bytes += letter.bytes.len();
-        self.work.dead_letters.push(Letter { letter, place, origin, time_ms: now_ms() });
+        let letter = Letter { letter, place, origin, time_ms: now_ms() };
+        self.facts.bad_event(&letter);
+        self.work.dead_letters.push(letter);
     }
 
     /// Notes examples that were learned from.
@@ -236,7 +246,9 @@ impl<S: Log> Runner<S> {
         self.head.audit_bytes += work.audit.len() as u64;
         let created_ms = now_ms();
         if self.publishes {
-            work.params = self.publications(created_ms, republish);
+            let params = self.publications(created_ms, republish);
+            work.told = params.iter().map(|params| (params.space.clone(), Published::of(params))).collect();
+            work.params = params.iter().map(|params| (params.space.clone(), params::encode(params))).collect();
         }
         if self.persistent {
             work.positions = positions.clone();
@@ -251,7 +263,7 @@ impl<S: Log> Runner<S> {
     }
 
     /// Parameters of the spaces that have learned since their last publication, or of all.
-    fn publications(&mut self, created_ms: u64, all: bool) -> Vec<(Name, Vec<u8>)> {
+    fn publications(&mut self, created_ms: u64, all: bool) -> Vec<Params> {
         let names: Vec<Name> = self.engine.names().cloned().collect();
         let mut published = Vec::new();
         let in_part = |space: &Name| self.spread && self.settings.space(space).shards > 1;
@@ -266,7 +278,7 @@ impl<S: Log> Runner<S> {
             self.head.publications.insert(space.clone(), Publication { version, revision });
             let Some(policy) = self.engine.policy(&space) else { continue };
             let spec = self.settings.space(&space);
-            let params = Params {
+            published.push(Params {
                 epoch: self.head.epoch,
                 version,
                 revision,
@@ -275,9 +287,8 @@ impl<S: Log> Runner<S> {
                 created_ms,
                 algorithm: spec.algorithm().to_owned(),
                 policy,
-                space: space.clone(),
-            };
-            published.push((space, params::encode(&params)));
+                space,
+            });
         }
         published
     }

@@ -8,6 +8,8 @@ use std::sync::{Once, OnceLock};
 
 use tempfile::TempDir;
 
+use crate::tool;
+
 /// The script at work, and what it said.
 struct Process {
     /// The broker lasts as long as this one's standard input is open.
@@ -137,14 +139,7 @@ fn composed() -> Option<String> {
 /// What is needed to start brokers and is not there.
 fn missing() -> &'static [&'static str] {
     static MISSING: OnceLock<Vec<&str>> = OnceLock::new();
-    MISSING.get_or_init(|| {
-        let found = |name: &str| {
-            let mut which = Command::new("sh");
-            which.args(["-c", "command -v \"$0\"", name]).stdout(Stdio::null());
-            which.status().is_ok_and(|status| status.success())
-        };
-        ["java", "mvn"].into_iter().filter(|name| !found(name)).collect()
-    })
+    MISSING.get_or_init(|| ["java", "mvn"].into_iter().filter(|name| !tool::is_there(name)).collect())
 }
 
 /// Whether brokers can be started here. If not, that is said once; in CI it is a failure.

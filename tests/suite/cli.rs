@@ -1,6 +1,10 @@
 //! The program itself, as a user runs it.
 
-use std::process::{Command, Output};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::FromRawFd;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -100,4 +104,115 @@ fn check_config_prints_a_configuration_that_checks() {
     let value: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(value["config"]["learner"]["dim"], 768);
     assert_eq!(value["resolved"]["learner"]["method"]["hpg"]["ball"]["tau"], 1000.0);
+}
+
+#[test]
+fn the_table_is_written_as_csv_on_request() {
+    let directory = tempfile::tempdir().unwrap();
+    let [report, csv] = ["report", "demo.csv"].map(|name| directory.path().join(name).to_str().unwrap().to_owned());
+    let output = pointsman(&[&SMALL[..], &["--report", &report, "--csv", &csv]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let written = std::fs::read_to_string(csv).unwrap();
+    let lines: Vec<&str> = written.lines().collect();
+    assert!(lines.len() == 7 && lines[0].starts_with("policy,"), "{written}");
+    assert!(lines[4].starts_with("best constant model,"), "{written}");
+}
+
+#[test]
+fn completions_and_manual_pages_know_every_command() {
+    let help = text(&pointsman(&["--help"]).stdout);
+    let names = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    // Further lines of a description are indented more.
+    let names = names.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let commands: BTreeSet<&str> = names.filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(commands.contains("replay") && commands.contains("man") && commands.len() > 12, "{commands:?}");
+    // Help is there whatever the configuration.
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+        let output = command.args(arguments).env("POINTSMAN__NOWHERE__KEY", "1").output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = run(&["completions", shell]);
+        for command in &commands {
+            assert!(script.contains(command), "{shell} does not know {command}");
+        }
+    }
+    let bash = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(bash.path(), run(&["completions", "bash"])).unwrap();
+    assert!(Command::new("bash").arg("-n").arg(bash.path()).status().unwrap().success(), "no sound bash");
+    let page = run(&["man"]);
+    assert!(page.contains(".TH POINTSMAN") && page.contains("evaluate"), "{page}");
+    let directory = tempfile::tempdir().unwrap();
+    run(&["man", "--out", directory.path().to_str().unwrap()]);
+    for command in commands.iter().filter(|command| **command != "help") {
+        let page = std::fs::read_to_string(directory.path().join(format!("pointsman-{command}.1"))).unwrap();
+        assert!(page.contains(&format!(".TH POINTSMAN-{} 1", command.to_uppercase())), "{page}");
+    }
+    assert!(directory.path().join("pointsman-snapshots-rollback.1").is_file());
+}
+
+/// Runs `learn --once` on empty logs and returns what it logs.
+fn logged(format: &str, environment: &[(&str, &str)], stderr: Stdio) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let [log, store] = [("transport.file.dir", "log"), ("store.dir", "store")]
+        .map(|(key, name)| format!("{key}={}", directory.path().join(name).display()));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.args(["learn", "--once", "--set", &format!("log.format={format}"), "--set", &log, "--set", &store]);
+    let output = command.env_remove("RUST_LOG").envs(environment.iter().copied()).stderr(stderr).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stderr)
+}
+
+#[test]
+fn the_log_is_text_or_json_and_the_environment_says_how_much() {
+    let plain = logged("text", &[], Stdio::piped());
+    assert!(plain.contains("INFO") && plain.contains("learning") && !plain.contains('\u{1b}'), "{plain}");
+    assert_eq!(logged("text", &[("RUST_LOG", "error")], Stdio::piped()), "");
+    let json = logged("json", &[("RUST_LOG", "debug")], Stdio::piped());
+    let lines: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let snapshot = lines.iter().find(|line| line["message"] == "snapshot").expect(&json);
+    assert_eq!((&snapshot["level"], &snapshot["generation"]), (&"DEBUG".into(), &1.into()));
+    let bad = pointsman(&["learn", "--once", "--set", "log.format=xml"]);
+    assert!(bad.status.code() == Some(2) && text(&bad.stderr).contains("xml"), "{}", text(&bad.stderr));
+}
+
+/// Both ends of a terminal: what a program writes to the second is read from the first.
+fn terminal() -> (File, File) {
+    let (mut ours, mut its) = (0, 0);
+    let none = std::ptr::null_mut();
+    assert_eq!(unsafe { libc::openpty(&mut ours, &mut its, none, none.cast(), none.cast()) }, 0);
+    unsafe { (File::from_raw_fd(ours), File::from_raw_fd(its)) }
+}
+
+/// All that comes out of a terminal until its other end is closed.
+fn shown(mut ours: File) -> String {
+    let (mut all, mut part) = (Vec::new(), [0; 4096]);
+    while let Ok(n @ 1..) = ours.read(&mut part) {
+        all.extend_from_slice(&part[..n]);
+    }
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+#[test]
+fn a_terminal_gets_colours_unless_it_wants_none_and_a_bar_with_rate_and_time_left() {
+    let log = |environment: &[(&str, &str)]| {
+        let (ours, its) = terminal();
+        let reading = std::thread::spawn(|| shown(ours));
+        logged("text", environment, its.into());
+        reading.join().unwrap()
+    };
+    assert!(log(&[("NO_COLOR", "")]).contains("\u{1b}["));
+    let plain = log(&[("NO_COLOR", "1")]);
+    assert!(plain.contains("learning") && !plain.contains('\u{1b}'), "{plain:?}");
+    let (ours, its) = terminal();
+    let reading = std::thread::spawn(|| shown(ours));
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.args(["demo", "--rounds", "3000", "--dim", "8", "--report"]).arg(directory.path());
+    assert!(command.stderr(its).stdout(Stdio::null()).status().unwrap().success());
+    drop(command);
+    let bar = reading.join().unwrap();
+    assert!(bar.contains("rounds/s") && bar.contains(" left"), "{bar:?}");
 }

@@ -492,7 +492,11 @@ fn waits_for_the_broker_and_refuses_a_second_instance() {
         std::thread::sleep(Duration::from_millis(50));
     }
     let metrics = client.get("/metrics").unwrap().1.as_str().unwrap().to_owned();
-    for line in ["pointsman_learner_applied_total 20", "pointsman_learner_rebalances_total", "pointsman_learner_lag{"] {
+    for line in [
+        "pointsman_learner_applied_total{space=\"default\"} 20",
+        "pointsman_learner_rebalances_total",
+        "pointsman_learner_lag{",
+    ] {
         assert!(metrics.contains(line), "{line} is not in {metrics}");
     }
     learn.terminate();

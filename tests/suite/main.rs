@@ -1,10 +1,12 @@
 //! The integration tests, in one binary so that the crate is linked once.
 
 mod broker;
+mod browser;
 mod cli;
 mod compare;
 mod config;
 mod crash;
+mod dashboard;
 mod deploy;
 mod evaluate;
 mod fleet;
@@ -16,6 +18,7 @@ mod kafka;
 mod kafka_history;
 mod learning;
 mod models;
+mod page;
 mod params;
 mod replay;
 mod rivals;
@@ -25,4 +28,6 @@ mod simulate;
 mod site;
 mod size;
 mod snapshots;
+mod stack;
 mod store;
+mod tool;

@@ -173,6 +173,34 @@ fn answers_decide_and_are_logged_once() {
 }
 
 #[test]
+fn how_a_query_would_be_routed_is_explained_and_leaves_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let config = write_config(dir.path(), port, &format!("{SMALL}[router]\nfallback_model = \"b\"\n"));
+    let route = Process::start(&config, &["route", "--serve-uniform"]);
+    let client = Client::new(port);
+    client.await_status("/ready", 200);
+    let (status, told) = client.json("/v1/explain", &json!({"query": [1, 2, 3], "space": "shop"}));
+    assert_eq!((status, &told["space"], &told["params_version"]), (200, &json!("shop"), &json!(0)));
+    let spaces = || client.get("/v1/status").unwrap().1["spaces"].as_object().unwrap().len();
+    assert_eq!(spaces(), 0, "a space that was only asked about is not begun");
+    let routed = client.json("/v1/route", &json!({"query": [1, 2, 3], "space": "shop"})).1;
+    for model in told["models"].as_array().unwrap() {
+        let name = model["model"].as_str().unwrap();
+        assert_eq!(model["propensity"], routed["propensities"][name], "{told}");
+    }
+    assert_eq!(spaces(), 1);
+    for (body, status) in [(json!({"query": [1, 2]}), 422), (json!({"query": [0, 0, 0]}), 422), (json!({}), 422)] {
+        assert_eq!(client.json("/v1/explain", &body).0, status, "{body}");
+    }
+    let metrics = client.get("/metrics").unwrap().1.as_str().unwrap().to_owned();
+    assert!(metrics.contains("pointsman_router_decisions_total{space=\"shop\",model=\"b\"} 1"), "{metrics}");
+    assert!(metrics.contains("pointsman_router_requests_total{endpoint=\"explain\",code=\"422\"} 3"), "{metrics}");
+    route.terminate();
+    assert_eq!(events(dir.path(), "queries").len(), 1, "only what was routed is logged");
+}
+
+#[test]
 fn what_is_wrong_is_told_with_its_field() {
     let dir = tempfile::tempdir().unwrap();
     let port = free_port();

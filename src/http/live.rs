@@ -1,0 +1,133 @@
+//! The page, and the stream that keeps it up to date.
+
+use std::convert::Infallible;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use axum::http::header;
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use futures_util::stream;
+use rand::RngExt;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::Problem;
+use crate::report::STYLE;
+
+/// Most who look on at a time.
+const WATCHERS_MAX: usize = 32;
+
+/// How often they are told.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// What somebody wants to see.
+#[derive(Debug, Default, Deserialize)]
+pub struct Wanted {
+    /// The space that is shown in full.
+    #[serde(default)]
+    pub space: String,
+    /// A part of the names of the spaces that are listed.
+    #[serde(default)]
+    pub find: String,
+}
+
+/// Something that can be looked at.
+pub trait Watched: Send + Sync + 'static {
+    /// The space that is meant: one that is there, if there are any.
+    fn pick(&self, space: &str) -> String;
+
+    /// The past, with that of one space, oldest first.
+    fn history(&self, space: &str) -> Value;
+
+    /// The present.
+    fn now(&self, space: &str, find: &str) -> Value;
+}
+
+/// The seats of those who look on.
+#[derive(Clone)]
+pub struct Seats {
+    free: Arc<Semaphore>,
+    closing: watch::Sender<bool>,
+}
+
+impl Default for Seats {
+    fn default() -> Self {
+        Self { free: Arc::new(Semaphore::new(WATCHERS_MAX)), closing: watch::channel(false).0 }
+    }
+}
+
+impl Seats {
+    /// Ends all streams, so that none keeps a server from stopping.
+    pub fn close(&self) {
+        self.closing.send_replace(true);
+    }
+
+    /// The past once, as the event `history`, then the present every second, as events `now`.
+    pub fn watch(&self, watched: Arc<dyn Watched>, wanted: Wanted) -> Result<Response, Problem> {
+        let Ok(seat) = self.free.clone().try_acquire_owned() else {
+            return Err(Problem::unavailable(format!("{WATCHERS_MAX} look on already: close another page")));
+        };
+        let mut ticks = interval(EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let state = (watched, wanted, ticks, self.closing.subscribe(), seat, true);
+        let events = stream::unfold(state, |(watched, wanted, mut ticks, mut closing, seat, is_first)| async move {
+            let seat: OwnedSemaphorePermit = seat;
+            if !is_first {
+                tokio::select! {
+                    _ = ticks.tick() => {}
+                    _ = closing.wait_for(|closing| *closing) => return None,
+                }
+            }
+            let space = watched.pick(&wanted.space);
+            let event = if is_first {
+                Event::default().event("history").data(watched.history(&space).to_string())
+            } else {
+                Event::default().event("now").data(watched.now(&space, &wanted.find).to_string())
+            };
+            Some((Ok::<_, Infallible>(event), (watched, wanted, ticks, closing, seat, false)))
+        });
+        Ok(([(header::CACHE_CONTROL, "no-store")], Sse::new(events)).into_response())
+    }
+}
+
+/// The page, which loads nothing from elsewhere and runs nothing but its own script.
+pub async fn page() -> Response {
+    let nonce = base64::engine::general_purpose::STANDARD.encode(rand::rng().random::<[u8; 16]>());
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
+         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, &policy),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, PAGE.replace("NONCE", &nonce)).into_response()
+}
+
+static PAGE: LazyLock<String> = LazyLock::new(|| include_str!("page.html").replace("/*STYLE*/", STYLE));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_loads_nothing_and_has_no_handlers_in_its_markup() {
+        for loader in
+            ["http:", "https:", "url(", "@import", "<link", "innerHTML", "outerHTML", "document.write", "eval("]
+        {
+            let allowed = PAGE.matches("http://www.w3.org/").count();
+            let found = PAGE.matches(loader).count() - if loader == "http:" { allowed } else { 0 };
+            assert_eq!(found, 0, "{loader}");
+        }
+        assert!(!PAGE.contains(" onclick=") && !PAGE.contains(" style="), "the policy forbids them");
+        assert_eq!(PAGE.matches("nonce=\"NONCE\"").count(), 2, "one style, one script");
+        assert!(!PAGE.contains("/*STYLE*/"));
+    }
+}

@@ -1,0 +1,189 @@
+//! What happens while it learns, told by those who do it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Timing;
+use crate::engine::{Applied, Side};
+use crate::event::Name;
+use crate::router::Params;
+use crate::transport::{Letter, lock, now_ms};
+
+/// Newest bad events that are kept to be shown.
+const DEAD_MAX: usize = 20;
+
+/// Newest snapshots that are kept to be shown.
+const SNAPSHOTS_MAX: usize = 10;
+
+/// What has happened since the process began.
+#[derive(Debug)]
+pub struct Facts {
+    /// What an event took that something was learned from.
+    pub(super) update: Timing,
+    /// Event time from queries to their rewards.
+    pub(super) join: Timing,
+    /// What it took to make snapshots durable.
+    pub(super) snapshot: Timing,
+    log: Mutex<Log>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Log {
+    pub dead: BTreeMap<(Side, &'static str), u64>,
+    pub newest_dead: VecDeque<DeadNews>,
+    pub snapshots: VecDeque<SnapshotNews>,
+    /// Examples learned from, by space and model.
+    pub examples: BTreeMap<String, Vec<u64>>,
+    pub published: BTreeMap<String, Arc<Published>>,
+}
+
+/// A bad event.
+#[derive(Debug, Clone, Serialize)]
+pub struct DeadNews {
+    /// When it was met, in milliseconds since 1970.
+    pub time_ms: u64,
+    /// Where it came in.
+    pub side: Side,
+    /// What was wrong, in a word.
+    pub reason: &'static str,
+    /// What was wrong.
+    pub detail: String,
+    /// Where it was.
+    pub place: Value,
+}
+
+/// A snapshot.
+#[derive(Debug, Clone, Serialize)]
+pub struct SnapshotNews {
+    /// When it was durable, in milliseconds since 1970.
+    pub time_ms: u64,
+    /// Its lane.
+    pub lane: String,
+    /// Its number.
+    pub generation: u64,
+    /// Records that had changed since the one before.
+    pub records: usize,
+    /// What it took.
+    pub duration_ms: f64,
+}
+
+/// What routers were told of a space.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Published {
+    /// When, in milliseconds since 1970.
+    pub time_ms: u64,
+    /// Examples in applied batches.
+    pub version: u64,
+    /// The models, in order.
+    pub models: Vec<ModelNews>,
+}
+
+/// The spectrum of one model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModelNews {
+    /// Its name.
+    pub name: Name,
+    /// Eigenvalues, the largest by size first.
+    pub eigenvalues: Vec<f32>,
+}
+
+impl Published {
+    /// What these parameters come to.
+    pub fn of(params: &Params) -> Self {
+        let models = params.models.iter().zip(&params.policy.scores);
+        let models = models.map(|(name, score)| ModelNews::new(name, &score.eigenvalues)).collect();
+        Self { time_ms: params.created_ms, version: params.version, models }
+    }
+}
+
+impl ModelNews {
+    /// What these eigenvalues come to.
+    pub fn new(name: &Name, eigenvalues: &[f32]) -> Self {
+        let mut eigenvalues: Vec<f32> = eigenvalues.iter().copied().filter(|value| *value != 0.0).collect();
+        eigenvalues.sort_by(|a, b| b.abs().total_cmp(&a.abs()));
+        Self { name: name.clone(), eigenvalues }
+    }
+
+    /// Sum of the sizes of the eigenvalues.
+    pub fn nuclear_norm(&self) -> f64 {
+        self.eigenvalues.iter().map(|value| f64::from(value.abs())).sum()
+    }
+
+    /// The eigenvalue that is largest by size.
+    pub fn top(&self) -> f64 {
+        self.eigenvalues.first().copied().unwrap_or_default().into()
+    }
+}
+
+impl Default for Facts {
+    fn default() -> Self {
+        let (update, join, snapshot) = (Timing::new(1e-5), Timing::new(0.1), Timing::new(1e-3));
+        Self { update, join, snapshot, log: Mutex::default() }
+    }
+}
+
+impl Facts {
+    /// All of it as of now: those who learn are not kept waiting by those who look.
+    pub(super) fn log(&self) -> Log {
+        lock(&self.log).clone()
+    }
+
+    /// An event is bad.
+    pub fn bad_event(&self, letter: &Letter) {
+        let Letter { letter, place, origin, time_ms } = letter;
+        let (reason, detail) = (letter.bad.reason(), letter.bad.to_string());
+        let traceparent = origin.as_ref().and_then(|origin| origin.traceparent.as_deref());
+        tracing::debug!(%place, traceparent, reason, "a bad event: {detail}");
+        let mut log = lock(&self.log);
+        *log.dead.entry((letter.side, reason)).or_default() += 1;
+        let news = DeadNews { time_ms: *time_ms, side: letter.side, reason, detail, place: place.clone() };
+        keep(&mut log.newest_dead, news, DEAD_MAX);
+    }
+
+    /// An event has come to these examples, all in all in this time.
+    pub fn learned(&self, applied: &[Applied], took: Duration) {
+        if applied.is_empty() {
+            return;
+        }
+        self.update.observe(took);
+        let mut log = lock(&self.log);
+        for Applied { space, model, latency_ms, .. } in applied {
+            if let Some(latency_ms) = latency_ms {
+                self.join.observe(Duration::from_millis(u64::try_from(*latency_ms).unwrap_or(0)));
+            }
+            match log.examples.get_mut(space.as_str()).and_then(|examples| examples.get_mut(*model)) {
+                Some(number) => *number += 1,
+                None => {
+                    let examples = log.examples.entry(space.to_string()).or_default();
+                    examples.resize(examples.len().max(model + 1), 0);
+                    examples[*model] += 1;
+                }
+            }
+        }
+    }
+
+    /// A snapshot is durable.
+    pub fn snapshot(&self, lane: &str, generation: u64, records: usize, took: Duration) {
+        tracing::debug!(lane, generation, records, "snapshot");
+        self.snapshot.observe(took);
+        let (lane, duration_ms) = (lane.to_owned(), took.as_secs_f64() * 1e3);
+        let news = SnapshotNews { time_ms: now_ms(), lane, generation, records, duration_ms };
+        keep(&mut lock(&self.log).snapshots, news, SNAPSHOTS_MAX);
+    }
+
+    /// Routers can have these.
+    pub fn published(&self, published: Vec<(Name, Published)>) {
+        let published = published.into_iter().map(|(space, published)| (space.to_string(), Arc::new(published)));
+        lock(&self.log).published.extend(published);
+    }
+}
+
+/// Puts it first; the last goes if there are too many.
+fn keep<T>(newest: &mut VecDeque<T>, one: T, most: usize) {
+    newest.push_front(one);
+    newest.truncate(most);
+}

@@ -1,0 +1,646 @@
+//! How the learner goes: what the engine's thread tells, and what others make of it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::facts::Log;
+use super::sheet::Sheet;
+use super::{Facts, History, MODELS_MAX, OTHER, Published, SPACES_MAX, pick};
+use crate::engine::{Counts, Engine, Side, Tally, Totals};
+use crate::evaluate::worth::WorthView;
+use crate::transport::{lock, now_ms};
+
+/// Spaces that are told one by one; those beyond are told together as `other`.
+const TOLD_MAX: usize = 2000;
+
+/// Spaces whose past is kept, those that came first.
+const PAST_MAX: usize = 50;
+
+/// How often a point of the past is kept, at first.
+const PAST_EVERY_MS: u64 = 1000;
+
+/// How it goes.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct News {
+    /// What became of all events.
+    pub counts: Counts,
+    /// Mean of the rewards learned from.
+    pub mean_reward: f64,
+    /// Events that were further out of order than the window.
+    pub out_of_order: u64,
+    /// The spaces by name, as far as they are told one by one.
+    pub spaces: BTreeMap<String, SpaceNews>,
+    /// Messages that are not read yet: topic, partition, number.
+    pub lags: Vec<(String, i32, u64)>,
+    /// How often partitions were given or taken.
+    pub rebalances: u64,
+    /// Lanes that are this instance's, where they move.
+    pub lanes: Vec<i32>,
+    /// How often it has taken one over.
+    pub hand_overs: u64,
+    /// Errors of the brokers' client, by their code.
+    pub broker_errors: BTreeMap<String, u64>,
+}
+
+/// One space.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct SpaceNews {
+    /// Examples in applied batches.
+    pub version: u64,
+    /// What became of its events.
+    pub counts: Counts,
+    /// Sum of the rewards learned from.
+    pub reward_sum: f64,
+    /// What the present policy is worth beside the best constant model, where that is known.
+    pub lift: Option<Lift>,
+}
+
+/// What a policy is worth, estimated from what was logged.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Lift {
+    /// Mean reward of the present policy.
+    pub policy: f64,
+    /// The model that is best when it is played alone.
+    pub best_constant: String,
+    /// Its mean reward.
+    pub best: f64,
+    /// The difference.
+    pub lift: f64,
+    /// What it is at least, at all times at once.
+    pub lower: f64,
+    /// What it is at most.
+    pub upper: f64,
+    /// Effective number of examples.
+    pub examples: f64,
+    /// Whether the guard holds the policy back; none where there is no guard.
+    pub held_back: Option<bool>,
+}
+
+impl Lift {
+    /// By all examples that were judged.
+    fn of(worth: &WorthView) -> Self {
+        let (verdict, range) = (&worth.all, worth.all.policy_lift.range);
+        Self {
+            policy: verdict.policy.value,
+            best_constant: worth.models[verdict.best_alone].to_string(),
+            best: verdict.alone[verdict.best_alone].value,
+            lift: verdict.policy_lift.value,
+            // Rewards are within 0..1: what says less than that says nothing.
+            lower: range.low.max(-1.0),
+            upper: range.high.min(1.0),
+            examples: verdict.policy.effective_examples,
+            held_back: worth.held_back,
+        }
+    }
+}
+
+impl News {
+    /// What the engines of all lanes tell.
+    pub fn of<'a>(engines: impl IntoIterator<Item = &'a Engine> + Clone, out_of_order: u64) -> Self {
+        let Totals { counts, mean_reward } = Totals::of(engines.clone());
+        let mut spaces = BTreeMap::new();
+        for (engine, tally) in engines.into_iter().flat_map(|engine| engine.tallies().map(move |tally| (engine, tally)))
+        {
+            let told = spaces.len() < TOLD_MAX || spaces.contains_key(tally.name.as_str());
+            let name = if told { tally.name.as_str() } else { OTHER };
+            let space: &mut SpaceNews = spaces.entry(name.to_owned()).or_default();
+            space.add(&tally);
+            space.lift = engine.worth(tally.name).filter(|_| told).map(|worth| Lift::of(&worth));
+        }
+        Self { counts, mean_reward, out_of_order, spaces, ..Self::default() }
+    }
+
+    fn lag(&self) -> u64 {
+        self.lags.iter().map(|(_, _, lag)| lag).sum()
+    }
+}
+
+impl SpaceNews {
+    fn add(&mut self, tally: &Tally<'_>) {
+        self.version += tally.version;
+        self.counts += tally.counts;
+        self.reward_sum += tally.reward_sum;
+    }
+
+    /// Mean of the rewards learned from.
+    pub fn mean_reward(&self) -> f64 {
+        if self.counts.applied == 0 { 0.0 } else { self.reward_sum / self.counts.applied as f64 }
+    }
+}
+
+/// What the engine's thread tells, and others ask for.
+pub struct Status {
+    ready: AtomicBool,
+    started: Instant,
+    facts: Arc<Facts>,
+    told: Mutex<Told>,
+}
+
+struct Told {
+    news: Arc<News>,
+    /// When it was told, in milliseconds since 1970.
+    time_ms: u64,
+    /// The spaces that are named in metrics, in the order in which they came: so none loses its name to a later one.
+    named: Vec<String>,
+    past: History<Moment>,
+}
+
+/// All that is kept of a moment.
+struct Moment {
+    point: Point,
+    spaces: BTreeMap<String, SpacePoint>,
+}
+
+/// The counts of a moment.
+#[derive(Debug, Clone, Serialize)]
+struct Point {
+    queries: u64,
+    rewards: u64,
+    joined: u64,
+    expired: u64,
+    late: u64,
+    dead: u64,
+    applied: u64,
+    pending: u64,
+    lag: u64,
+}
+
+/// The same of one space.
+#[derive(Debug, Clone, Serialize)]
+struct SpacePoint {
+    applied: u64,
+    reward_sum: f64,
+    lift: Option<[f64; 3]>,
+    traffic: Vec<u64>,
+}
+
+impl Default for Status {
+    fn default() -> Self {
+        let told = Told { news: Arc::default(), time_ms: 0, named: Vec::new(), past: History::new(PAST_EVERY_MS) };
+        Self { ready: AtomicBool::new(false), started: Instant::now(), facts: Arc::default(), told: Mutex::new(told) }
+    }
+}
+
+impl Status {
+    /// Tells whether it is ready.
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.store(ready, Ordering::Relaxed);
+    }
+
+    /// Whether it is ready.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    /// What those who learn and keep tell.
+    pub fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    /// Tells how it goes.
+    pub fn tell(&self, news: News) {
+        self.tell_at(now_ms(), news);
+    }
+
+    fn tell_at(&self, time_ms: u64, news: News) {
+        let (news, mut told) = (Arc::new(news), lock(&self.told));
+        if told.named.len() < SPACES_MAX {
+            let room = SPACES_MAX - told.named.len();
+            let new: Vec<String> = news.spaces.keys().filter(|name| !told.named.contains(name)).cloned().collect();
+            told.named.extend(new.into_iter().filter(|name| name != OTHER).take(room));
+        }
+        if told.past.is_due(time_ms) {
+            let log = self.facts.log();
+            let kept = told.named.iter().take(PAST_MAX);
+            let space = |name: &String| Some((name.clone(), SpacePoint::of(name, news.spaces.get(name)?, &log)));
+            let moment = Moment { point: Point::of(&news), spaces: kept.filter_map(space).collect() };
+            told.past.push(time_ms, moment);
+        }
+        (told.news, told.time_ms) = (news, time_ms);
+    }
+
+    /// All of it, as JSON.
+    pub fn json(&self) -> Value {
+        let mut shown = self.head();
+        merge(&mut shown, &*self.news().0);
+        shown
+    }
+
+    /// The space that is meant: one that is there.
+    pub fn pick(&self, asked: &str) -> String {
+        let told = lock(&self.told);
+        let spaces = &told.news.spaces;
+        pick(asked, |name| spaces.contains_key(name), spaces.keys().next().map(String::as_str))
+    }
+
+    /// What the page shows at present: all that is common, of the spaces whose name contains `find` some figures, and
+    /// one space in full.
+    pub fn now(&self, space: &str, find: &str) -> Value {
+        let ((news, time_ms), log) = (self.news(), self.facts.log());
+        let row = |(name, space): (&String, &SpaceNews)| {
+            json!({
+                "space": name, "version": space.version, "counts": space.counts,
+                "mean_reward": space.mean_reward(), "lift": space.lift,
+                "published_ms": log.published.get(name).map(|published| published.time_ms),
+            })
+        };
+        let found: Vec<_> = news.spaces.iter().filter(|(name, _)| name.contains(find)).collect();
+        let mut shown = self.head();
+        merge(
+            &mut shown,
+            &json!({
+                "time_ms": now_ms(),
+                "point": Point::of(&news),
+                "point_ms": time_ms,
+                "counts": news.counts,
+                "mean_reward": news.mean_reward,
+                "out_of_order": news.out_of_order,
+                "lags": news.lags,
+                "rebalances": news.rebalances,
+                "lanes": news.lanes,
+                "broker_errors": news.broker_errors,
+                "snapshots": log.snapshots,
+                "dead_letters": log.newest_dead,
+                "update_s": self.facts.update.quantile(&self.facts.update.counts(), 0.5),
+                "join_s": self.facts.join.quantile(&self.facts.join.counts(), 0.5),
+                "spaces": found.iter().take(SPACES_MAX).copied().map(row).collect::<Vec<_>>(),
+                "spaces_found": found.len(),
+                "spaces_all": news.spaces.len(),
+                "space": space,
+                "of_space": news.spaces.get(space).map(|news| SpacePoint::of(space, news, &log)),
+                "lift": news.spaces.get(space).and_then(|news| news.lift.as_ref()),
+                "models": log.published.get(space).map(|published| &published.models),
+            }),
+        );
+        shown
+    }
+
+    /// The past, with that of one space.
+    pub fn history(&self, space: &str) -> Value {
+        let told = lock(&self.told);
+        let point = |(time_ms, moment): &(u64, Moment)| json!({"time_ms": time_ms, "point": moment.point, "of_space": moment.spaces.get(space)});
+        Value::Array(told.past.points().map(point).collect())
+    }
+
+    /// What was told last, and when.
+    fn news(&self) -> (Arc<News>, u64) {
+        let told = lock(&self.told);
+        (told.news.clone(), told.time_ms)
+    }
+
+    fn head(&self) -> Value {
+        json!({
+            "role": "learner",
+            "version": env!("CARGO_PKG_VERSION"),
+            "ready": self.is_ready(),
+            "uptime_s": self.started.elapsed().as_secs(),
+        })
+    }
+}
+
+/// Puts all fields of one object into another.
+pub(super) fn merge(into: &mut Value, more: &impl Serialize) {
+    if let (Some(all), Ok(Value::Object(more))) = (into.as_object_mut(), serde_json::to_value(more)) {
+        all.extend(more);
+    }
+}
+
+impl Point {
+    fn of(news: &News) -> Self {
+        let (counts, join) = (&news.counts, &news.counts.join);
+        Self {
+            queries: counts.queries(),
+            rewards: counts.rewards(),
+            joined: join.queries.joined,
+            expired: join.queries.expired,
+            late: join.queries.late + join.rewards.late,
+            dead: counts.queries_dead + counts.rewards_dead,
+            applied: counts.applied,
+            pending: join.queries.pending,
+            lag: news.lag(),
+        }
+    }
+}
+
+impl SpacePoint {
+    fn of(name: &str, news: &SpaceNews, log: &Log) -> Self {
+        Self {
+            applied: news.counts.applied,
+            reward_sum: news.reward_sum,
+            lift: news.lift.as_ref().map(|lift| [lift.lift, lift.lower, lift.upper]),
+            traffic: log.examples.get(name).cloned().unwrap_or_default(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    kind: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    kind: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Place {
+    topic: String,
+    partition: i32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Space {
+    space: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Model {
+    space: String,
+    model: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Code {
+    code: String,
+}
+
+impl Status {
+    /// All metrics, in the format of OpenMetrics.
+    pub fn metrics(&self) -> String {
+        let ((news, _), log, named) = (self.news(), self.facts.log(), lock(&self.told).named.clone());
+        let mut sheet = Sheet::new("pointsman_learner");
+        of_events(&mut sheet, &news, &log);
+        of_spaces(&mut sheet, &news, &named, &log);
+        of_models(&mut sheet, &named, &log);
+        of_brokers(&mut sheet, &news);
+        let Facts { update, join, snapshot, .. } = &*self.facts;
+        sheet.seconds("update_duration", "Time of an event that something was learned from", update.clone());
+        sheet.seconds("join_latency", "Event time from a query to its reward", join.clone());
+        sheet.seconds("snapshot_duration", "Time to make a snapshot durable", snapshot.clone());
+        if let Some(newest) = log.snapshots.front() {
+            let moment = Gauge::<f64, AtomicU64>::default();
+            moment.set(newest.time_ms as f64 / 1e3);
+            sheet.seconds("snapshot_timestamp", "When the newest snapshot was durable, since 1970", moment);
+        }
+        let ready = u64::from(self.is_ready());
+        sheet.gauges("ready", "1 while events are read", [(Vec::<(String, String)>::new(), ready)]);
+        sheet.text()
+    }
+}
+
+fn of_events(sheet: &mut Sheet, news: &News, log: &Log) {
+    let (queries, rewards) = (&news.counts.join.queries, &news.counts.join.rewards);
+    let events = [
+        ("query", "dead_lettered", news.counts.queries_dead),
+        ("query", "retired", queries.retired),
+        ("query", "duplicate", queries.duplicate),
+        ("query", "late", queries.late),
+        ("query", "joined", queries.joined),
+        ("query", "expired", queries.expired),
+        ("query", "evicted", queries.evicted),
+        ("reward", "dead_lettered", news.counts.rewards_dead),
+        ("reward", "used", rewards.used),
+        ("reward", "duplicate", rewards.duplicate),
+        ("reward", "late", rewards.late),
+        ("reward", "orphaned", rewards.orphaned),
+        ("reward", "evicted", rewards.evicted),
+    ];
+    let events = events.map(|(kind, outcome, number)| (Outcome { kind, outcome }, number));
+    sheet.counters("events", "Events that were read, by what became of them", events);
+    let dead = log.dead.iter().map(|((side, reason), number)| (Reason { kind: kind(*side), reason }, *number));
+    sheet.counters("dead_letters", "Bad events since the process began, by what was wrong", dead);
+    let pending = [("query", queries.pending), ("reward", rewards.pending)];
+    let pending = pending.map(|(kind, number)| (Kind { kind }, number));
+    sheet.gauges("pending", "Events that wait for their other half", pending);
+    let none = Vec::<(String, String)>::new;
+    sheet.counters("out_of_order", "Events that went after a later one", [(none(), news.out_of_order)]);
+}
+
+fn kind(side: Side) -> &'static str {
+    match side {
+        Side::Query => "query",
+        Side::Reward => "reward",
+    }
+}
+
+fn of_spaces(sheet: &mut Sheet, news: &News, named: &[String], log: &Log) {
+    let is_named = |name: &str| named.iter().any(|named| named == name);
+    let label = |name: &str| Space { space: if is_named(name) { name } else { OTHER }.to_owned() };
+    let spaces = || news.spaces.iter().map(|(name, news)| (label(name), news));
+    let applied = spaces().map(|(space, news)| (space, news.counts.applied));
+    sheet.counters("applied", "Examples that were learned from", applied);
+    let rewards = spaces().map(|(space, news)| (space, news.reward_sum));
+    sheet.counters("reward", "Sum of the rewards learned from, each on the scale of 0 to 1", rewards);
+    sheet.gauges("version", "Examples in applied batches", spaces().map(|(space, news)| (space, news.version)));
+    let single = || spaces().filter(|(label, _)| label.space != OTHER);
+    let mean = single().map(|(space, news)| (space, news.mean_reward()));
+    sheet.gauges("mean_reward", "Mean of the rewards learned from, on the scale of 0 to 1", mean);
+    let published = || log.published.iter().map(|(name, published)| (label(name), published));
+    let versions = published().map(|(space, published)| (space, published.version));
+    sheet.gauges("published_version", "Version of the parameters that routers can have", versions);
+    // Of those that are told together the oldest.
+    let moments = Family::<Space, Gauge<f64, AtomicU64>>::default();
+    for (space, published) in published() {
+        let moment = published.time_ms as f64 / 1e3;
+        let oldest = moments.get_or_create(&space).get();
+        moments.get_or_create(&space).set(if oldest > 0.0 { moment.min(oldest) } else { moment });
+    }
+    sheet.seconds("published_timestamp", "When the newest parameters were made, since 1970", moments);
+    let lifts = || single().filter_map(|(space, news)| Some((space, news.lift.as_ref()?)));
+    let about = "Reward of the present policy beyond that of the best constant model, estimated";
+    sheet.gauges("lift", about, lifts().map(|(space, lift)| (space, lift.lift)));
+    let lower = lifts().map(|(space, lift)| (space, lift.lower));
+    sheet.gauges("lift_lower", "What the lift is at least, at all times at once", lower);
+    let upper = lifts().map(|(space, lift)| (space, lift.upper));
+    sheet.gauges("lift_upper", "What the lift is at most, at all times at once", upper);
+    let held = lifts().filter_map(|(space, lift)| Some((space, u64::from(lift.held_back?))));
+    sheet.gauges("held_back", "1 while the guard holds the policy back, where there is one", held);
+}
+
+fn of_models(sheet: &mut Sheet, named: &[String], log: &Log) {
+    let mut room = MODELS_MAX;
+    let (mut traffic, mut ranks, mut norms, mut tops) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let nobody = Published { time_ms: 0, version: 0, models: Vec::new() };
+    for (space, examples) in &log.examples {
+        let published = log.published.get(space).map_or(&nobody, |published| published);
+        for (i, number) in examples.iter().enumerate() {
+            let told = room > 0 && named.contains(space);
+            let Some(model) = published.models.get(i).filter(|_| told) else {
+                let space = if told { space.as_str() } else { OTHER };
+                traffic.push((Model { space: space.to_owned(), model: OTHER.to_owned() }, *number));
+                continue;
+            };
+            room -= 1;
+            let label = || Model { space: space.clone(), model: model.name.to_string() };
+            traffic.push((label(), *number));
+            ranks.push((label(), model.eigenvalues.len() as u64));
+            norms.push((label(), model.nuclear_norm()));
+            tops.push((label(), model.top()));
+        }
+    }
+    sheet.counters("examples", "Examples since the process began, by the model that was chosen", traffic);
+    sheet.gauges("rank", "Eigenvalues of a model that are not zero, as published", ranks);
+    sheet.gauges("nuclear_norm", "Sum of the sizes of a model's eigenvalues, as published", norms);
+    sheet.gauges("top_eigenvalue", "A model's eigenvalue that is largest by size, as published", tops);
+}
+
+fn of_brokers(sheet: &mut Sheet, news: &News) {
+    let none = Vec::<(String, String)>::new;
+    sheet.counters("rebalances", "How often partitions were given or taken", [(none(), news.rebalances)]);
+    sheet.gauges("lanes", "Lanes of this instance, where they move", [(none(), news.lanes.len() as u64)]);
+    sheet.counters("hand_overs", "How often it has taken a lane over", [(none(), news.hand_overs)]);
+    let lag =
+        |(topic, partition, lag): &(String, i32, u64)| (Place { topic: topic.clone(), partition: *partition }, *lag);
+    sheet.gauges("lag", "Messages that are not read yet", news.lags.iter().map(lag));
+    let errors = news.broker_errors.iter().map(|(code, number)| (Code { code: code.clone() }, *number));
+    sheet.counters("broker_errors", "Errors of the brokers' client", errors);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::Applied;
+    use crate::event::Name;
+    use crate::telemetry::ModelNews;
+
+    fn news(spaces: usize) -> News {
+        let mut news = News::default();
+        for i in 0..spaces {
+            let counts = Counts { applied: 10, ..Counts::default() };
+            let space = SpaceNews { version: 10, counts, reward_sum: 5.0, lift: None };
+            news.spaces.insert(format!("space-{i:04}"), space);
+        }
+        news
+    }
+
+    fn lift() -> Lift {
+        let best_constant = "bge".to_owned();
+        Lift {
+            policy: 0.7,
+            best_constant,
+            best: 0.6,
+            lift: 0.1,
+            lower: 0.05,
+            upper: 0.15,
+            examples: 900.0,
+            held_back: Some(true),
+        }
+    }
+
+    fn values<'a>(metrics: &'a str, name: &str) -> Vec<(&'a str, f64)> {
+        let line = |line: &'a str| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let matches = series.strip_prefix(name)?.starts_with(['{', ' ']) || series == name;
+            matches.then(|| (series, value.parse().unwrap()))
+        };
+        metrics.lines().filter_map(line).collect()
+    }
+
+    #[test]
+    fn spaces_beyond_the_limit_are_told_together() {
+        let status = Status::default();
+        status.tell(news(SPACES_MAX + 50));
+        let metrics = status.metrics();
+        let applied = values(&metrics, "pointsman_learner_applied_total");
+        assert_eq!(applied.len(), SPACES_MAX + 1);
+        assert_eq!(applied.iter().map(|(_, number)| number).sum::<f64>(), 10.0 * (SPACES_MAX + 50) as f64);
+        assert!(applied.contains(&("pointsman_learner_applied_total{space=\"other\"}", 500.0)), "{applied:?}");
+        assert_eq!(values(&metrics, "pointsman_learner_mean_reward").len(), SPACES_MAX, "no mean of unlike spaces");
+    }
+
+    #[test]
+    fn a_space_keeps_its_name_when_others_come_before_it() {
+        let status = Status::default();
+        let mut news = news(SPACES_MAX);
+        status.tell(news.clone());
+        news.spaces.insert("a-new-one".to_owned(), SpaceNews::default());
+        status.tell(news);
+        let metrics = status.metrics();
+        assert!(metrics.contains("pointsman_learner_version{space=\"space-0099\"} 10"));
+        assert!(!metrics.contains("a-new-one"));
+    }
+
+    #[test]
+    fn models_beyond_the_limit_are_told_together() {
+        let status = Status::default();
+        let mut news = news(3);
+        news.spaces.remove("space-0002");
+        status.tell(news);
+        let models = |n: usize| (0..n).map(|i| Name::try_from(format!("m-{i}")).unwrap());
+        let space = |i: usize| Name::try_from(format!("space-{i:04}")).unwrap();
+        for (i, number) in [(0, 10), (1, MODELS_MAX + 5)] {
+            let models = models(number).map(|name| ModelNews { name, eigenvalues: vec![-3.0, 1.0] });
+            let published = Published { time_ms: 5000, version: 1, models: models.collect() };
+            status.facts.published(vec![(space(i), published)]);
+            for model in (0..number).flat_map(|model| [model; 2]) {
+                let (space, request_id) = (space(i), String::new());
+                let applied = Applied { space, request_id, model, reward: 1.0, latency_ms: Some(40), example: None };
+                status.facts.learned(&[applied], Duration::from_millis(1));
+            }
+        }
+        let metrics = status.metrics();
+        let traffic = values(&metrics, "pointsman_learner_examples_total");
+        assert_eq!(traffic.len(), MODELS_MAX + 1);
+        assert_eq!(traffic.iter().map(|(_, number)| number).sum::<f64>(), 2.0 * (MODELS_MAX + 15) as f64);
+        assert_eq!(values(&metrics, "pointsman_learner_rank").len(), MODELS_MAX);
+        let updates = values(&metrics, "pointsman_learner_update_duration_seconds_count");
+        assert_eq!(updates, [("pointsman_learner_update_duration_seconds_count", 2.0 * (MODELS_MAX + 15) as f64)]);
+        assert!(
+            metrics.contains("pointsman_learner_nuclear_norm{space=\"space-0000\",model=\"m-3\"} 4.0"),
+            "{metrics}"
+        );
+        assert!(metrics.contains("pointsman_learner_top_eigenvalue{space=\"space-0000\",model=\"m-3\"} -3.0"));
+        assert!(metrics.contains("pointsman_learner_published_timestamp_seconds{space=\"space-0000\"} 5.0"));
+    }
+
+    #[test]
+    fn lift_is_told_where_it_is_known() {
+        let status = Status::default();
+        let mut news = news(2);
+        status.tell(news.clone());
+        assert!(values(&status.metrics(), "pointsman_learner_lift").is_empty());
+        assert_eq!(status.now("space-0001", "")["lift"], Value::Null);
+        news.spaces.get_mut("space-0001").unwrap().lift = Some(lift());
+        status.tell_at(now_ms() + 2 * PAST_EVERY_MS, news);
+        let metrics = status.metrics();
+        for (name, value) in [("lift", 0.1), ("lift_lower", 0.05), ("lift_upper", 0.15)] {
+            let name = format!("pointsman_learner_{name}");
+            assert_eq!(values(&metrics, &name), [(format!("{name}{{space=\"space-0001\"}}").as_str(), value)]);
+        }
+        assert_eq!(values(&metrics, "pointsman_learner_held_back").len(), 1);
+        assert_eq!(status.now("space-0001", "")["lift"]["best_constant"], "bge");
+        assert_eq!(status.now("space-0000", "")["lift"], Value::Null);
+        let past = status.history("space-0001");
+        assert_eq!(past[0]["of_space"]["lift"], Value::Null);
+        assert_eq!(past[1]["of_space"]["lift"], json!([0.1, 0.05, 0.15]));
+    }
+
+    #[test]
+    fn spaces_are_found_by_a_part_of_their_name() {
+        let status = Status::default();
+        status.tell(news(300));
+        let now = status.now("space-0007", "ce-02");
+        assert_eq!((&now["spaces_found"], &now["spaces_all"]), (&json!(100), &json!(300)));
+        assert_eq!(now["spaces"][0]["space"], "space-0200");
+        assert_eq!(now["of_space"]["reward_sum"], 5.0);
+        assert_eq!(status.now("", "")["spaces"].as_array().unwrap().len(), SPACES_MAX);
+    }
+}

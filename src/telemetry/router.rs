@@ -1,0 +1,351 @@
+//! What the router counts.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::sheet::Sheet;
+use super::{History, MODELS_MAX, ModelNews, OTHER, SPACES_MAX, Timing, pick};
+use crate::event::Name;
+use crate::router::{Answer, Compiled, Router};
+use crate::transport::{lock, now_ms};
+
+/// How often a point of the past is kept, at first.
+const PAST_EVERY_MS: u64 = 1000;
+
+/// Spaces whose past is kept.
+const PAST_MAX: usize = 50;
+
+/// All metrics of a router.
+pub struct Metrics {
+    counts: Mutex<Counts>,
+    durations: Family<EndpointLabels, Timing, fn() -> Timing>,
+    /// The time of those requests that decide something, for the page.
+    decision: Timing,
+    past: Mutex<Past>,
+}
+
+#[derive(Default)]
+struct Counts {
+    requests: BTreeMap<(&'static str, u16), u64>,
+    events: BTreeMap<(&'static str, &'static str), u64>,
+    repeats: u64,
+    /// By space and model.
+    decisions: BTreeMap<Name, BTreeMap<Name, u64>>,
+}
+
+struct Past {
+    history: History<Moment>,
+    /// The buckets at the last point.
+    timed: Vec<u64>,
+    newest: Point,
+    newest_ms: u64,
+}
+
+struct Moment {
+    point: Point,
+    spaces: BTreeMap<String, SpacePoint>,
+}
+
+/// The counts of a moment.
+#[derive(Debug, Clone, Default, Serialize)]
+struct Point {
+    decisions: u64,
+    written: u64,
+    lost: u64,
+    errors: u64,
+    /// What half, and what 99 of 100 requests since the last point stayed below.
+    p50_s: Option<f64>,
+    p99_s: Option<f64>,
+}
+
+/// The same of one space.
+#[derive(Debug, Clone, Serialize)]
+struct SpacePoint {
+    version: u64,
+    traffic: Vec<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EndpointLabels {
+    endpoint: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    endpoint: &'static str,
+    code: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EventLabels {
+    kind: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeliveryLabels {
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SpaceLabels {
+    space: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ModelLabels {
+    space: String,
+    model: String,
+}
+
+impl Metrics {
+    /// All at zero.
+    pub fn new() -> Self {
+        let timed = Timing::new(1e-5);
+        let history = History::new(PAST_EVERY_MS);
+        Self {
+            counts: Mutex::default(),
+            durations: Family::new_with_constructor(|| Timing::new(1e-5)),
+            past: Mutex::new(Past { history, timed: timed.counts(), newest: Point::default(), newest_ms: 0 }),
+            decision: timed,
+        }
+    }
+
+    /// A request was answered.
+    pub fn request(&self, endpoint: &'static str, code: u16, took: Duration) {
+        *lock(&self.counts).requests.entry((endpoint, code)).or_default() += 1;
+        self.durations.get_or_create(&EndpointLabels { endpoint }).observe(took);
+        if endpoint == "route" || endpoint == "route_batch" {
+            self.decision.observe(took);
+        }
+    }
+
+    /// So many events of a kind came to this.
+    pub fn events(&self, kind: &'static str, outcome: &'static str, number: u64) {
+        *lock(&self.counts).events.entry((kind, outcome)).or_default() += number;
+    }
+
+    /// A request was answered as before.
+    pub fn repeat(&self) {
+        lock(&self.counts).repeats += 1;
+    }
+
+    /// A decision was taken.
+    pub fn decided(&self, answer: &Answer) {
+        let mut counts = lock(&self.counts);
+        let (space, model) = (answer.by.space(), answer.model_name());
+        match counts.decisions.get_mut(space).and_then(|models| models.get_mut(model)) {
+            Some(number) => *number += 1,
+            None => _ = counts.decisions.entry(space.clone()).or_default().insert(model.clone(), 1),
+        }
+    }
+
+    /// Keeps a point of the past, if it is time.
+    pub fn remember(&self, router: &Router) {
+        let (time_ms, mut past) = (now_ms(), lock(&self.past));
+        let timed = self.decision.counts();
+        let since: Vec<u64> = timed.iter().zip(&past.timed).map(|(now, before)| now - before).collect();
+        let quantile = |q: f64| self.decision.quantile(&since, q);
+        let counts = lock(&self.counts);
+        let events = |outcomes: &[&str]| -> u64 {
+            let chosen = counts.events.iter().filter(|((_, outcome), _)| outcomes.contains(outcome));
+            chosen.map(|(_, number)| number).sum()
+        };
+        past.newest = Point {
+            decisions: counts.decisions.values().flat_map(BTreeMap::values).sum(),
+            written: events(&["written"]),
+            lost: events(&["dropped", "rejected"]),
+            errors: counts.requests.iter().filter(|((_, code), _)| *code >= 500).map(|(_, number)| number).sum(),
+            p50_s: quantile(0.5),
+            p99_s: quantile(0.99),
+        };
+        (past.timed, past.newest_ms) = (timed, time_ms);
+        if past.history.is_due(time_ms) {
+            let spaces = router.spaces();
+            let spaces =
+                spaces.iter().take(PAST_MAX).map(|by| (by.space().to_string(), counts.space_point(by))).collect();
+            let point = past.newest.clone();
+            past.history.push(time_ms, Moment { point, spaces });
+        }
+    }
+
+    /// The past, with that of one space.
+    pub fn history(&self, space: &str) -> Value {
+        let past = lock(&self.past);
+        let point = |(time_ms, moment): &(u64, Moment)| json!({"time_ms": time_ms, "point": moment.point, "of_space": moment.spaces.get(space)});
+        Value::Array(past.history.points().map(point).collect())
+    }
+
+    /// The space that is meant: one that is there.
+    pub fn pick(&self, router: &Router, asked: &str) -> String {
+        let spaces = router.spaces();
+        let is_there = |name: &str| spaces.iter().any(|by| by.space().as_str() == name);
+        pick(asked, is_there, spaces.first().map(|by| by.space().as_str()))
+    }
+
+    /// What the page shows at present: of the spaces whose name contains `find` some figures, and one space in full.
+    pub fn now(&self, router: &Router, space: &str, find: &str) -> Value {
+        // In the order in which both are locked elsewhere.
+        let (past, counts, spaces) = (lock(&self.past), lock(&self.counts), router.spaces());
+        let row = |by: &&Arc<Compiled>| {
+            let params = by.params();
+            let decided = counts.decisions.get(by.space()).map_or(0, |models| models.values().sum::<u64>());
+            json!({
+                "space": params.space, "version": params.version, "epoch": params.epoch, "decisions": decided,
+                "dim": params.dim, "algorithm": params.algorithm, "published_ms": params.created_ms,
+            })
+        };
+        let found: Vec<_> = spaces.iter().filter(|by| by.space().as_str().contains(find)).collect();
+        let one = spaces.iter().find(|by| by.space().as_str() == space);
+        json!({
+            "time_ms": now_ms(),
+            "point": past.newest,
+            "point_ms": past.newest_ms,
+            "repeats": counts.repeats,
+            "spaces": found.iter().take(SPACES_MAX).map(row).collect::<Vec<_>>(),
+            "spaces_found": found.len(),
+            "spaces_all": spaces.len(),
+            "space": space,
+            "of_space": one.map(|by| counts.space_point(by)),
+            "models": one.map(|by| models(by)),
+            "dim": one.map(|by| by.params().dim),
+        })
+    }
+
+    /// In the format of OpenMetrics.
+    pub fn text(&self, router: &Router, ready: bool, deliveries: Option<(u64, u64)>) -> String {
+        let mut sheet = Sheet::new("pointsman_router");
+        let counts = lock(&self.counts);
+        let requests = counts.requests.iter();
+        let requests = requests.map(|(&(endpoint, code), number)| (RequestLabels { endpoint, code }, *number));
+        sheet.counters("requests", "Requests, by endpoint and status", requests);
+        sheet.seconds("request_duration", "Time of a request", self.durations.clone());
+        let events = counts.events.iter();
+        let events = events.map(|(&(kind, outcome), number)| (EventLabels { kind, outcome }, *number));
+        sheet.counters("events", "Events, by kind and what became of them", events);
+        let none = Vec::<(String, String)>::new;
+        let again = "Requests that came again and got the answer that they got";
+        sheet.counters("repeats", again, [(none(), counts.repeats)]);
+        sheet.gauges("ready", "1 while queries are answered", [(none(), u64::from(ready))]);
+        if let Some((delivered, lost)) = deliveries {
+            let outcomes = [("delivered", delivered), ("lost", lost)];
+            let outcomes = outcomes.map(|(outcome, number)| (DeliveryLabels { outcome }, number));
+            let of_accepted = "Events that the brokers have by now, or that could not be delivered in time";
+            sheet.counters("deliveries", of_accepted, outcomes);
+        }
+        let spaces = router.spaces();
+        sheet.counters("decisions", "Decisions, by the model that was drawn", counts.decisions(&spaces));
+        let told = || spaces.iter().take(SPACES_MAX);
+        let label = |by: &Compiled| SpaceLabels { space: by.space().to_string() };
+        let versions = told().map(|by| (label(by), by.params().version));
+        sheet.gauges("params_version", "Version of the parameters of each space", versions);
+        let moments = Family::<SpaceLabels, Gauge<f64, AtomicU64>>::default();
+        for by in told().filter(|by| by.params().created_ms > 0) {
+            moments.get_or_create(&label(by)).set(by.params().created_ms as f64 / 1e3);
+        }
+        sheet.seconds("params_timestamp", "When the parameters of each space were made, since 1970", moments);
+        sheet.text()
+    }
+}
+
+fn models(by: &Compiled) -> Vec<ModelNews> {
+    by.models().iter().zip(by.spectra()).map(|(name, eigenvalues)| ModelNews::new(name, eigenvalues)).collect()
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Counts {
+    fn space_point(&self, by: &Compiled) -> SpacePoint {
+        let models = self.decisions.get(by.space());
+        let number = |model: &Name| models.and_then(|models| models.get(model)).copied().unwrap_or(0);
+        SpacePoint { version: by.params().version, traffic: by.models().iter().map(number).collect() }
+    }
+
+    /// Those of spaces and models beyond the limits are told together.
+    fn decisions(&self, spaces: &[Arc<Compiled>]) -> Vec<(ModelLabels, u64)> {
+        let mut room = MODELS_MAX;
+        let mut rows = Vec::new();
+        for (space, models) in &self.decisions {
+            let told = spaces.iter().take(SPACES_MAX).any(|by| by.space() == space);
+            for (model, number) in models {
+                let named = told && room > 0;
+                room -= usize::from(named);
+                let space = if told { space.as_str() } else { OTHER }.to_owned();
+                let model = if named { model.as_str() } else { OTHER }.to_owned();
+                rows.push((ModelLabels { space, model }, *number));
+            }
+        }
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::router::DrawKey;
+
+    fn name(text: String) -> Name {
+        Name::try_from(text).unwrap()
+    }
+
+    /// A router of so many spaces, each of which has decided once.
+    fn busy(spaces: usize, models: usize, metrics: &Metrics) -> Router {
+        let router = Router::new(DrawKey::new(b"key").unwrap());
+        for i in 0..spaces {
+            let space = name(format!("space-{i:04}"));
+            let models = (0..models).map(|m| name(format!("model-{m}"))).collect();
+            router.begin(Compiled::unlearned(space.clone(), models, 2, None));
+            metrics.decided(&router.route(&space, "r", &[1.0, 0.0]).unwrap().unwrap());
+        }
+        router
+    }
+
+    #[test]
+    fn spaces_beyond_the_limit_are_told_together() {
+        let metrics = Metrics::new();
+        let router = busy(SPACES_MAX + 7, 3, &metrics);
+        let text = metrics.text(&router, true, Some((5, 1)));
+        let decisions = text.lines().filter(|line| line.starts_with("pointsman_router_decisions_total{"));
+        assert_eq!(decisions.count(), SPACES_MAX + 1);
+        assert!(text.contains("pointsman_router_decisions_total{space=\"other\",model=\"other\"} 7"), "{text}");
+        let versions = text.lines().filter(|line| line.starts_with("pointsman_router_params_version{"));
+        assert_eq!(versions.count(), SPACES_MAX);
+        assert!(text.contains("pointsman_router_deliveries_total{outcome=\"lost\"} 1"), "{text}");
+    }
+
+    #[test]
+    fn the_past_has_the_quantiles_of_its_own_stretch() {
+        let metrics = Metrics::new();
+        let router = busy(2, 3, &metrics);
+        metrics.request("route", 200, Duration::from_millis(3));
+        metrics.request("status", 200, Duration::from_secs(1));
+        metrics.request("route", 503, Duration::from_millis(3));
+        metrics.events("decision", "written", 2);
+        metrics.events("reward", "dropped", 1);
+        metrics.remember(&router);
+        let now = metrics.now(&router, "space-0001", "0001");
+        let (point, traffic) = (&now["point"], &now["of_space"]["traffic"]);
+        let p50 = point["p50_s"].as_f64().unwrap();
+        assert!((2e-3..6e-3).contains(&p50), "{point}");
+        let counts = [&point["decisions"], &point["written"], &point["lost"], &point["errors"]].map(Value::as_u64);
+        assert_eq!(counts, [2, 2, 1, 1].map(Some), "{point}");
+        assert_eq!(traffic.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).sum::<u64>(), 1);
+        assert_eq!((&now["spaces_found"], &now["spaces_all"]), (&json!(1), &json!(2)));
+        assert_eq!(metrics.history("space-0001")[0]["of_space"]["traffic"], *traffic);
+        metrics.remember(&router);
+        assert_eq!(metrics.now(&router, "", "")["point"]["p50_s"], Value::Null, "nothing since");
+        assert_eq!(metrics.pick(&router, "nowhere"), "space-0000");
+    }
+}
