@@ -497,6 +497,7 @@ pub struct LearnerConfig {
 
 impl Default for LearnerConfig {
     fn default() -> Self {
+        let worth = WorthSpec::default();
         Self {
             dim: 768,
             models: vec!["minilm".to_owned(), "bge".to_owned()],
@@ -519,9 +520,9 @@ impl Default for LearnerConfig {
             baseline: None,
             missing_propensities: MissingPropensities::Reject,
             exploration_floor: 0.0,
-            evaluate_every: 1,
-            evaluate_window: 50_000,
-            evaluate_alpha: 0.05,
+            evaluate_every: worth.every,
+            evaluate_window: worth.window,
+            evaluate_alpha: worth.alpha,
             guard: Guard::None,
             guard_share: 0.2,
             guard_control: 0.05,
@@ -675,6 +676,12 @@ impl Settings {
     pub fn space(&self, name: &Name) -> &Spec {
         self.spaces.get(name).unwrap_or(&self.learner)
     }
+
+    /// Spaces that are spread over several partitions, and over how many.
+    pub fn sharded(&self) -> BTreeMap<Name, usize> {
+        let shards = |(name, spec): (&Name, &Spec)| (spec.shards > 1).then(|| (name.clone(), spec.shards));
+        self.spaces.iter().filter_map(shards).collect()
+    }
 }
 
 /// How events are read, checked.
@@ -722,11 +729,17 @@ pub struct Spec {
     /// Share of uniform exploration.
     pub exploration_floor: f64,
     /// How its worth is judged, and what comes of that.
+    #[serde(default)]
     pub worth: WorthSpec,
     /// Partitions that the space is spread over.
+    #[serde(default = "one")]
     pub shards: usize,
     /// Seed of the draws.
     pub seed: u64,
+}
+
+fn one() -> usize {
+    1
 }
 
 /// An algorithm with its checked settings.
@@ -800,6 +813,10 @@ impl Spec {
 impl Config {
     /// Checks every key.
     pub fn check(&self) -> Result<Settings, BadSetting> {
+        if self.learner.shards != 1 {
+            let allowed = "must be 1: set it in [spaces.NAME], for a space that is known beforehand";
+            return Err(bad("learner.shards", self.learner.shards, allowed));
+        }
         within("learner.spaces_max", self.learner.spaces_max, self.spaces.len().max(1), 1_000_000)?;
         within("snapshot.every_updates", self.snapshot.every_updates, 1, u64::MAX)?;
         within("snapshot.every_ms", self.snapshot.every_ms, 1, u64::MAX)?;

@@ -585,6 +585,16 @@ fn record_key(kind: u8, space: &Name, request_id: &str) -> Vec<u8> {
     key
 }
 
+/// The key of the record that holds the learner of a space.
+pub fn learner_key(space: &Name) -> Vec<u8> {
+    record_key(TRAINER, space, "")
+}
+
+/// The space that a record of a snapshot belongs to, by its key.
+pub fn space_of(key: &[u8]) -> Option<Name> {
+    split_key(key).map(|(_, space, _)| space)
+}
+
 fn split_key(key: &[u8]) -> Option<(u8, Name, String)> {
     let (&kind, rest) = key.split_first()?;
     let text = str::from_utf8(rest).ok()?;

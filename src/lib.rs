@@ -31,6 +31,7 @@
 //!   finds), with orthonormal eigenvectors; probabilities are positive and sum to 1.
 //! - A learner's state is all in what [`Trainer::save`](learner::Trainer::save) returns: restored, it goes on bit for bit.
 //! - Same examples, same configuration, same binary and CPU type: same bits.
+//! - A lane that moves has one history, on the snapshots topic, whoever believes to own it (`runner::lane`).
 //! - Every event ends in exactly one count; event time alone decides what is learned, never the clock.
 //!
 //! # In one process

@@ -1,4 +1,5 @@
-//! What a snapshot of a lane holds besides the engine's records: positions, configuration, publications.
+//! What a snapshot of a lane holds besides the engine's records: positions, configuration, publications; and, where the
+//! lane can move from one instance to another, who has had it.
 
 use std::collections::BTreeMap;
 
@@ -39,6 +40,58 @@ pub struct Publication {
 }
 
 const VERSION: u16 = 1;
+
+/// The head of a snapshot in a place that instances share, around the head of the lane itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedHead {
+    /// Who wrote it.
+    pub instance: String,
+    /// Among how many partitions the spaces were spread.
+    pub partitions: u32,
+    /// How long the log of applied requests of every instance is that has had the lane, with the number of the take-over
+    /// in which it last had it: all of it is in this state or in one before it, and nothing else is.
+    pub audits: BTreeMap<String, Audit>,
+    /// Take-overs so far.
+    pub term: u64,
+    /// The lane's own head, sealed.
+    pub lane: Vec<u8>,
+}
+
+/// The log of applied requests that one instance keeps of a lane.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Audit {
+    /// Its length.
+    pub bytes: u64,
+    /// The take-over in which it last grew.
+    pub term: u64,
+}
+
+const SHARED_VERSION: u16 = 1;
+
+/// So many instances are remembered; of more, those that had the lane longest ago are forgotten.
+const AUDITS_MAX: usize = 1000;
+
+impl SharedHead {
+    /// As bytes.
+    pub fn seal(&self) -> Vec<u8> {
+        envelope::seal(Kind::Shared, SHARED_VERSION, self)
+    }
+
+    /// From bytes.
+    pub fn open(bytes: &[u8]) -> Result<Self, Damaged> {
+        envelope::unseal(Kind::Shared, SHARED_VERSION, bytes)
+    }
+
+    /// Notes how long the log of its writer is now.
+    pub fn note_audit(&mut self, bytes: u64) {
+        self.audits.insert(self.instance.clone(), Audit { bytes, term: self.term });
+        while self.audits.len() > AUDITS_MAX
+            && let Some(oldest) = self.audits.iter().min_by_key(|(_, audit)| audit.term).map(|(name, _)| name.clone())
+        {
+            self.audits.remove(&oldest);
+        }
+    }
+}
 
 impl LaneHead {
     /// As bytes.
@@ -103,6 +156,19 @@ mod tests {
         let keys: Vec<&str> = changed.iter().map(|change| change.0.as_str()).collect();
         assert_eq!(keys, ["join.remember_ms", "join.window_ms", "learner.method.hpg.rate.constant"]);
         assert_eq!((changed[1].1.as_str(), changed[1].2.as_str()), ("600000", "5"));
+    }
+
+    #[test]
+    fn the_instances_of_longest_ago_are_forgotten() {
+        let mut head = SharedHead::default();
+        for term in 0..AUDITS_MAX as u64 + 2 {
+            (head.instance, head.term) = (format!("i{term}"), term);
+            head.note_audit(10 * term);
+            head.note_audit(10 * term + 1);
+        }
+        assert_eq!(head.audits.len(), AUDITS_MAX);
+        assert!(!head.audits.contains_key("i1") && head.audits["i2"] == Audit { bytes: 21, term: 2 });
+        assert_eq!(SharedHead::open(&head.seal()), Ok(head));
     }
 
     proptest! {

@@ -20,7 +20,8 @@ use crate::telemetry::Status;
 /// With transport.kind = "file" it follows queries/*.jsonl and rewards/*.jsonl under transport.file.dir, through rotation
 /// and compression; with "kafka" the topics of transport.kafka.topics. It goes on where its store says that it was. After
 /// every snapshot (the configuration says how often) it publishes the parameters: as files under params/, or to their
-/// topic. Over HTTP (http.listen; empty: not at all) it answers /live, /ready, /metrics and /v1/status, and shows a page at /. SIGTERM or SIGINT
+/// topic. With transport.kafka.lanes = "partition" any number of instances with the same group share the work. Over HTTP
+/// (http.listen; empty: not at all) it answers /live, /ready, /metrics and /v1/status, and shows a page at /. SIGTERM or SIGINT
 /// ends it: it takes a last snapshot, publishes, and exits with 0.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]

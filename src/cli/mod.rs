@@ -20,6 +20,7 @@ mod panel;
 mod parallel;
 mod params;
 mod progress;
+mod repartition;
 mod replay;
 mod route;
 mod settings;
@@ -76,6 +77,7 @@ enum Command {
     Snapshots(snapshots::Args),
     Params(params::Args),
     Topics(topics::Args),
+    Repartition(repartition::Args),
     Dump(dump::Args),
     Health(health::Args),
     CheckConfig(check_config::Args),
@@ -119,6 +121,7 @@ impl Cli {
             Command::Snapshots(args) => snapshots::run(&args, &config),
             Command::Params(args) => params::run(&args, &config),
             Command::Topics(args) => topics::run(&args, &config),
+            Command::Repartition(args) => repartition::run(&args, &config),
             Command::Dump(args) => dump::run(&args, &config),
             Command::Health(args) => health::run(&args, &config),
             Command::CheckConfig(args) => check_config::run(&args, &config),

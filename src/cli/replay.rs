@@ -25,6 +25,7 @@ use crate::transport::file::{AtEnd, LogFile, fingerprint};
 use crate::transport::kafka::cluster::Cluster;
 use crate::transport::kafka::consumer::{Ending, Membership, Partition, Reader};
 use crate::transport::kafka::history::{Mark, Span, Stretch, ends, stretches};
+use crate::transport::kafka::homes::Spread;
 use crate::transport::kafka::positions;
 use crate::transport::params::Files;
 use crate::wire::events::Parser;
@@ -152,7 +153,9 @@ fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Plac
     let places: Vec<_> = stretches.iter().map(|stretch| stretch.place.clone()).collect();
     let parser = Arc::new(Parser::new(settings));
     let ending = |i: usize| Ending::Until(stretches.get(i).map_or(0, |stretch| stretch.end));
-    let (reader, logs) = Reader::start(&cluster, parser, &places, &Membership::Alone, ending)?;
+    let number = places.iter().filter(|place| place.side == Side::Query).count();
+    let spread = (kafka.lanes == Lanes::Partition).then(|| Spread::new(settings, number));
+    let (reader, logs) = Reader::start(&cluster, parser, &places, &Membership::Alone, spread, ending)?;
     for (place, log) in logs {
         runner.merge.add(place.name, log, Some(place.position), None);
     }
@@ -172,7 +175,7 @@ fn resolve(args: &Args, cluster: &Cluster, state: &MergeState) -> anyhow::Result
     if args.since.is_some() {
         return Err(anyhow!("the store goes on where it was left: leave out --since, or name another --store"));
     }
-    let (places, _) = positions::resolve(cluster, state, false)?;
+    let (places, _) = positions::resolve(cluster, state, None, false)?;
     Ok(ends(cluster, args.until, places)?)
 }
 

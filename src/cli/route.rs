@@ -59,7 +59,7 @@ async fn serve(args: &Args, config: &Config, settings: Settings, router: Router)
     let ready = Arc::new(AtomicBool::new(args.serve_uniform));
     let (writer, feed) = match config.transport.kind {
         TransportKind::File => files(config)?,
-        TransportKind::Kafka => topics(config)?,
+        TransportKind::Kafka => topics(config, &settings)?,
     };
     let writer = Arc::new(writer);
     let listen = &config.http.listen;
@@ -125,9 +125,9 @@ fn files(config: &Config) -> anyhow::Result<(EventWriter, Feed)> {
     Ok((EventWriter::Files(writer), Box::new(feed)))
 }
 
-fn topics(config: &Config) -> anyhow::Result<(EventWriter, Feed)> {
+fn topics(config: &Config, settings: &Settings) -> anyhow::Result<(EventWriter, Feed)> {
     let cluster = Cluster::new(&config.transport.kafka)?;
-    let events = EventTopics::new(&cluster, config.events.queue_max)?;
+    let events = EventTopics::new(&cluster, settings, config.events.queue_max)?;
     let feed = move |router: &Router, ready: &AtomicBool, goes_on: &AtomicBool| {
         let going = || goes_on.load(Ordering::Relaxed);
         if !cluster.await_reach(going)? {

@@ -19,6 +19,10 @@ pub struct KafkaConfig {
     pub group: String,
     /// What is owned as a whole.
     pub lanes: Lanes,
+    /// Whether copies are kept of the lanes of other instances.
+    pub standby: bool,
+    /// The most bytes of these copies.
+    pub standby_bytes_max: usize,
     /// Where a learner without a snapshot begins.
     pub start: Start,
     /// How long the order of events waits for a partition that has nothing new.
@@ -39,6 +43,8 @@ impl Default for KafkaConfig {
             brokers: "localhost:9092".to_owned(),
             group: "pointsman".to_owned(),
             lanes: Lanes::One,
+            standby: false,
+            standby_bytes_max: 4 << 30,
             start: Start::Earliest,
             idle_ms: 1000,
             delivery_timeout_ms: 120_000,
@@ -239,6 +245,11 @@ impl KafkaConfig {
         if self.group.is_empty() {
             return Err(bad("transport.kafka.group", "\"\"", "must not be empty"));
         }
+        if self.standby && self.lanes == Lanes::One {
+            let way_out = "there is nothing to stand by for: it needs transport.kafka.lanes = \"partition\"";
+            return Err(bad("transport.kafka.standby", "true", way_out));
+        }
+        within("transport.kafka.standby_bytes_max", self.standby_bytes_max, 1, usize::MAX)?;
         within("transport.kafka.idle_ms", self.idle_ms, 0, 3_600_000)?;
         within("transport.kafka.delivery_timeout_ms", self.delivery_timeout_ms, 1000, 86_400_000)?;
         within("transport.kafka.create.partitions", self.create.partitions, 1, 100_000)?;

@@ -32,6 +32,12 @@ pub struct WorthSpec {
     pub guard: Option<GuardSpec>,
 }
 
+impl Default for WorthSpec {
+    fn default() -> Self {
+        Self { every: 1, window: 50_000, alpha: 0.05, guard: None }
+    }
+}
+
 /// Checked settings of the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct GuardSpec {
@@ -133,8 +139,8 @@ pub struct WorthView {
     pub held_back: Option<bool>,
     /// By all judged examples.
     pub all: Verdict,
-    /// By the latest of them.
-    pub latest: Verdict,
+    /// By the latest of them, if there are any.
+    pub latest: Option<Verdict>,
 }
 
 /// Below this share of the examples an estimate is worth little.
@@ -225,7 +231,7 @@ impl Worth {
             alpha: spec.alpha,
             held_back: spec.guard.map(|_| !self.pays),
             all: Verdict::of(self.judge.all(), self.judge.events(), spec.alpha)?,
-            latest: Verdict::of(&latest, number, self.judge.latest_alpha(spec.alpha))?,
+            latest: Verdict::of(&latest, number, self.judge.latest_alpha(spec.alpha)),
         })
     }
 }

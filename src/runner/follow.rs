@@ -1,7 +1,6 @@
 //! The daemon's loop: events as they come, on either transport.
 
 use std::iter::once;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -10,10 +9,9 @@ use anyhow::Context;
 use tokio::runtime::Handle;
 
 use super::{DEAD_LETTERS_BYTES, Places, Runner, Snapshots, Stepped};
-use crate::config::{Config, Lanes as LanesConfig, Settings, TransportKind};
+use crate::config::{Config, Lanes, Settings, TransportKind};
 use crate::engine::{Engine, Totals};
 use crate::merge::MergeState;
-use crate::router::Params;
 use crate::store::{self, ONE_LANE};
 use crate::telemetry::{News, Status};
 use crate::transport::append::Appender;
@@ -63,10 +61,13 @@ const STATUS_EVERY: Duration = Duration::from_millis(250);
 const STATUS_SHARE: f64 = 0.01;
 
 /// How often it makes sure that the topics are still those that they were.
-const CHECK_EVERY: Duration = Duration::from_secs(20);
+pub(super) const CHECK_EVERY: Duration = Duration::from_secs(20);
 
 /// After so many events it looks whether logs that were idle have something.
 const LOOK_EVERY: u64 = 64;
+
+/// How long it waits for news where there is nothing to do.
+pub(super) const IDLE: Duration = Duration::from_millis(20);
 
 impl Run<'_> {
     /// Runs until it is done or told to stop. `None`: it was told to before it had begun.
@@ -77,7 +78,7 @@ impl Run<'_> {
         }
     }
 
-    fn goes_on(&self) -> bool {
+    pub(super) fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
@@ -132,51 +133,42 @@ impl Run<'_> {
         } else if !cluster.await_reach(|| self.goes_on())? {
             return Ok(None);
         }
-        let mut lanes = self.open_lanes(&cluster)?;
+        if kafka.lanes == Lanes::Partition {
+            return self.follow_lanes(&cluster);
+        }
+        let mut lane = self.open_lane(&cluster)?;
         let instance = store::instance(&self.config.store.dir).context("cannot name this instance in its store")?;
-        let (reader, idle) = self.begin_lanes(&cluster, &instance, &mut lanes)?;
-        tracing::info!(brokers = kafka.brokers, lanes = lanes.all.len(), once = self.once, "learning");
-        let tell = |news: &mut News| {
-            news.lags = reader.lags();
-            news.rebalances = reader.rebalances();
-            news.broker_errors = cluster.trouble.counts();
-        };
+        let (reader, idle) = self.begin_lane(&cluster, &instance, &mut lane)?;
+        tracing::info!(brokers = kafka.brokers, once = self.once, "learning");
+        let tell = |news: &mut News| tell_kafka(news, &reader, &cluster);
         let (mut teller, mut checked) = (Teller::new(self.status), Instant::now());
         while self.goes_on() {
             if checked.elapsed() >= CHECK_EVERY {
-                positions::check_ids(&cluster, &lanes.places)?;
+                positions::check_ids(&cluster, &lane.places)?;
                 checked = Instant::now();
             }
             self.status.set_ready(reader.is_assigned());
             for (place, log) in reader.added(idle) {
-                lanes.add(&cluster, place, log)?;
+                lane.add(&cluster, place, log)?;
             }
-            let (mut events, mut ended) = (0, true);
-            for lane in &mut lanes.all {
-                let (taken, last) = lane.step()?;
-                events += taken;
-                ended &= last == Some(Stepped::End);
-            }
+            let (events, last) = lane.runner.step_some()?;
             if events > 0 {
-                teller.events(lanes.runners(), events, tell);
-                lanes.wake(reader.wait(Duration::ZERO));
+                teller.events(once(&lane.runner), events, tell);
+                lane.wake(reader.wait(Duration::ZERO));
                 continue;
             }
-            if ended && self.once {
+            if last == Some(Stepped::End) && self.once {
                 break;
             }
-            for lane in &mut lanes.all {
-                lane.runner.snapshot_if_due()?;
-            }
-            teller.tell(lanes.runners(), tell);
-            lanes.wake(reader.wait(Duration::from_millis(20)));
+            lane.runner.snapshot_if_due()?;
+            teller.tell(once(&lane.runner), tell);
+            lane.wake(reader.wait(IDLE));
         }
-        finish(lanes.all.into_iter().map(|lane| lane.runner).collect()).map(Some)
+        finish(vec![lane.runner]).map(Some)
     }
 
-    /// Every lane as its snapshot has it, or new.
-    fn open_lanes(&self, cluster: &Cluster) -> anyhow::Result<Lanes> {
-        let (partitions, _) = topics::check_partitions(cluster)?;
+    /// The lane as its snapshot has it, or new.
+    fn open_lane(&self, cluster: &Cluster) -> anyhow::Result<OneLane> {
         let message_bytes = self.runtime.block_on(topics::check_params(cluster, self.settings))?;
         let letter_bytes = self.settings.events.bytes_max;
         let reader = Arc::new(OnceLock::new());
@@ -184,126 +176,66 @@ impl Run<'_> {
         let outlet = Arc::new(Mutex::new(outlet));
         let published = ParamsTopic::open(cluster)?.newest()?;
         let store = Snapshots::open(&self.config.store, self.config.snapshot.keep)?;
-        let by_partition = cluster.config.lanes == LanesConfig::Partition;
-        let keys: Vec<Option<i32>> = if by_partition { (0..partitions as i32).map(Some).collect() } else { vec![None] };
-        let names: Vec<String> = keys.iter().map(|key| lane_name(*key)).collect();
-        if let Some(other) = store.archive().lanes()?.into_iter().find(|lane| !names.contains(lane)) {
-            return Err(Problem::OtherLanes(other).into());
-        }
-        let (mut all, mut state) = (Vec::new(), MergeState::default());
-        for (key, name) in keys.into_iter().zip(names) {
-            let of_lane =
-                |params: &&Params| key.is_none_or(|key| topics::partition_of(&params.space, partitions) == key);
-            let places = Places {
-                store: Some(store.of_lane(&name)),
-                audit: self.config.audit.path().map(|path| lane_path(&path, key)),
-                outlet: Box::new(outlet.clone()),
-                published: published.iter().filter(of_lane).cloned().collect(),
-                facts: self.status.facts(),
-            };
-            let (runner, begun) = Runner::open(self.settings, &self.config.snapshot, places)?;
-            state.positions.extend(begun.positions.clone());
-            all.push(Lane { key, runner, state: begun, logs: Vec::new() });
-        }
-        let (places, gaps) = positions::resolve(cluster, &state, self.accept_gap)?;
+        check_lanes(&store, |lane| lane == ONE_LANE)?;
+        let (audit, facts) = (self.config.audit.path(), self.status.facts());
+        let places = Places { store: Some(store), audit, outlet: Box::new(outlet.clone()), published, facts };
+        let (runner, mut state) = Runner::open(self.settings, &self.config.snapshot, places)?;
+        let (places, gaps) = positions::resolve(cluster, &state, None, self.accept_gap)?;
         lock(&outlet).note_gaps(&gaps)?;
-        Ok(Lanes { all, places, reader })
+        state.positions = positions::of(&places);
+        Ok(OneLane { runner, state, places, logs: Vec::new(), reader })
     }
 
-    /// Takes every lane's first snapshot, and begins to read.
-    fn begin_lanes(
+    /// Takes the first snapshot, and begins to read.
+    fn begin_lane(
         &self,
         cluster: &Cluster,
         instance: &str,
-        lanes: &mut Lanes,
+        lane: &mut OneLane,
     ) -> anyhow::Result<(Arc<Reader>, Ending)> {
-        let kafka = &cluster.config;
         if !self.once {
             check_alone(cluster, instance)?;
         }
-        for lane in &mut lanes.all {
-            let mine = lanes.places.iter().filter(|place| lane.has(place.partition));
-            lane.state.positions = mine.map(|place| (place.name.clone(), place.position.clone())).collect();
-            lane.runner.begin(lane.state.clone())?;
-        }
-        let idle = Ending::Follow { idle: Duration::from_millis(kafka.idle_ms) };
-        let mut ends = Vec::new();
-        if self.once {
-            for place in &lanes.places {
-                ends.push(cluster.watermarks(&place.topic, place.partition)?.1);
-            }
-        }
+        lane.runner.begin(lane.state.clone())?;
+        let idle = Ending::Follow { idle: Duration::from_millis(cluster.config.idle_ms) };
+        let ends = if self.once { positions::ends(cluster, &lane.places)? } else { Vec::new() };
         let membership =
             if self.once { Membership::Alone } else { Membership::Group { instance: instance.to_owned() } };
         let parser = Arc::new(Parser::new(self.settings));
         let ending = |i: usize| ends.get(i).map_or(idle, |end| Ending::Until(*end));
-        let (reader, logs) = Reader::start(cluster, parser, &lanes.places, &membership, ending)?;
-        let _ = lanes.reader.set(reader.clone());
+        let (reader, logs) = Reader::start(cluster, parser, &lane.places, &membership, None, ending)?;
+        let _ = lane.reader.set(reader.clone());
         for (place, log) in logs {
-            lanes.merge(place, log);
+            lane.merge(place, log);
         }
         Ok((reader, idle))
     }
 }
 
-/// What is owned as a whole: all partitions, or a pair of them.
-struct Lane {
-    /// The number of the pair.
-    key: Option<i32>,
+/// All partitions together.
+struct OneLane {
     runner: Runner<Partition>,
     state: MergeState,
+    /// What is read.
+    places: Vec<Place>,
     /// Its logs in the merge.
     logs: Vec<usize>,
-}
-
-impl Lane {
-    fn has(&self, partition: i32) -> bool {
-        self.key.is_none_or(|key| key == partition)
-    }
-
-    /// Takes some events: how many, and what came after the last, unless there are more.
-    fn step(&mut self) -> anyhow::Result<(u64, Option<Stepped>)> {
-        for taken in 0..LOOK_EVERY {
-            let stepped = self.runner.step()?;
-            if !matches!(stepped, Stepped::Event(_)) {
-                return Ok((taken, Some(stepped)));
-            }
-        }
-        Ok((LOOK_EVERY, None))
-    }
-}
-
-/// All lanes, with the partitions that they read.
-struct Lanes {
-    all: Vec<Lane>,
-    places: Vec<Place>,
     reader: Arc<OnceLock<Arc<Reader>>>,
 }
 
-impl Lanes {
-    fn runners(&self) -> impl Iterator<Item = &Runner<Partition>> + Clone {
-        self.all.iter().map(|lane| &lane.runner)
-    }
-
+impl OneLane {
     fn wake(&mut self, news: bool) {
         if news {
-            for lane in &mut self.all {
-                lane.logs.iter().for_each(|log| lane.runner.merge.wake(*log));
-            }
+            self.logs.iter().for_each(|log| self.runner.merge.wake(*log));
         }
     }
 
     fn merge(&mut self, place: Place, log: Partition) {
-        if let Some(lane) = self.all.iter_mut().find(|lane| lane.has(place.partition)) {
-            lane.logs.push(lane.runner.merge.add(place.name, log, Some(place.position), None));
-        }
+        self.logs.push(self.runner.merge.add(place.name, log, Some(place.position), None));
     }
 
     /// A partition that turned up while others were read.
     fn add(&mut self, cluster: &Cluster, mut place: Place, log: Partition) -> Result<(), Problem> {
-        if cluster.config.lanes == LanesConfig::Partition {
-            return Err(Problem::MorePartitions(place.topic));
-        }
         let ids = cluster.topic_ids(&[&place.topic])?;
         place.name = positions::name(&place.topic, &ids, place.partition);
         self.merge(place, log);
@@ -311,20 +243,22 @@ impl Lanes {
     }
 }
 
-/// The name of a lane in the store.
-fn lane_name(key: Option<i32>) -> String {
-    key.map_or_else(|| ONE_LANE.to_owned(), |key| format!("partition-{key}"))
+/// What the brokers' client tells of itself.
+pub(super) fn tell_kafka(news: &mut News, reader: &Reader, cluster: &Cluster) {
+    news.lags = reader.lags();
+    news.rebalances = reader.rebalances();
+    news.broker_errors = cluster.trouble.counts();
 }
 
-/// A file that every lane has for itself.
-fn lane_path(path: &Path, key: Option<i32>) -> PathBuf {
-    let Some(key) = key else { return path.to_owned() };
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    let extension = path.extension().map(|extension| format!(".{}", extension.to_string_lossy())).unwrap_or_default();
-    path.with_file_name(format!("{stem}-partition-{key}{extension}"))
+/// Fails if the store has a lane that is none of ours.
+pub(super) fn check_lanes(store: &Snapshots, is_ours: impl Fn(&str) -> bool) -> anyhow::Result<()> {
+    match store.archive().lanes()?.into_iter().find(|lane| !is_ours(lane)) {
+        Some(other) => Err(Problem::OtherLanes(other).into()),
+        None => Ok(()),
+    }
 }
 
-/// Lanes have one reader: whoever comes second must not disturb the first.
+/// One lane has one reader: whoever comes second must not disturb the first.
 fn check_alone(cluster: &Cluster, instance: &str) -> Result<(), Problem> {
     match cluster.members()?.into_iter().find(|(client, _)| client != instance) {
         Some((client, host)) => Err(Problem::AnotherInstance(format!("{client} at {host}"))),
@@ -332,7 +266,15 @@ fn check_alone(cluster: &Cluster, instance: &str) -> Result<(), Problem> {
     }
 }
 
-fn finish<S: Log>(mut runners: Vec<Runner<S>>) -> anyhow::Result<Outcome> {
+/// Fails while a fleet runs.
+pub(super) fn check_stopped(cluster: &Cluster) -> Result<(), Problem> {
+    match cluster.members()?.first() {
+        Some((client, host)) => Err(Problem::FleetRuns(format!("{client} at {host}"))),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn finish<S: Log>(mut runners: Vec<Runner<S>>) -> anyhow::Result<Outcome> {
     runners.iter_mut().try_for_each(Runner::finish)?;
     let out_of_order = runners.iter().map(|runner| runner.merge.out_of_order()).sum();
     let engines: Vec<Engine> = runners.into_iter().map(|runner| runner.engine).collect();
@@ -341,8 +283,21 @@ fn finish<S: Log>(mut runners: Vec<Runner<S>>) -> anyhow::Result<Outcome> {
     Ok(Outcome { engines, out_of_order })
 }
 
+impl<S: Log> Runner<S> {
+    /// Takes some events: how many, and what came after the last, unless there are more.
+    pub(super) fn step_some(&mut self) -> anyhow::Result<(u64, Option<Stepped>)> {
+        for taken in 0..LOOK_EVERY {
+            let stepped = self.step()?;
+            if !matches!(stepped, Stepped::Event(_)) {
+                return Ok((taken, Some(stepped)));
+            }
+        }
+        Ok((LOOK_EVERY, None))
+    }
+}
+
 /// Tells how it goes: to the log now and then, and to those who ask.
-struct Teller<'a> {
+pub(super) struct Teller<'a> {
     status: &'a Status,
     since: Instant,
     told: Instant,
@@ -351,11 +306,11 @@ struct Teller<'a> {
 }
 
 impl<'a> Teller<'a> {
-    fn new(status: &'a Status) -> Self {
+    pub(super) fn new(status: &'a Status) -> Self {
         Self { status, since: Instant::now(), told: Instant::now(), took: Duration::ZERO, events: 0 }
     }
 
-    fn events<'r, S: Log + 'r>(
+    pub(super) fn events<'r, S: Log + 'r>(
         &mut self,
         runners: impl Iterator<Item = &'r Runner<S>> + Clone,
         number: u64,
@@ -381,7 +336,7 @@ impl<'a> Teller<'a> {
         }
     }
 
-    fn tell<'r, S: Log + 'r>(
+    pub(super) fn tell<'r, S: Log + 'r>(
         &mut self,
         runners: impl Iterator<Item = &'r Runner<S>> + Clone,
         more: impl Fn(&mut News),

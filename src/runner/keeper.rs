@@ -88,6 +88,12 @@ pub struct Work {
     pub done: Option<SyncSender<()>>,
 }
 
+/// What makes work last.
+pub trait Carry: Send + 'static {
+    /// Carries out work, in the caller's thread.
+    fn carry_out(&mut self, work: Work) -> anyhow::Result<()>;
+}
+
 /// The thread, as seen by the engine's.
 pub struct Keeper {
     work: Option<SyncSender<Work>>,
@@ -96,7 +102,7 @@ pub struct Keeper {
 
 impl Keeper {
     /// Starts the thread.
-    pub fn start(mut outlets: Outlets) -> anyhow::Result<Self> {
+    pub fn start(mut outlets: impl Carry) -> anyhow::Result<Self> {
         let (work, inbox) = sync_channel::<Work>(1);
         let run = move || inbox.iter().try_for_each(|work| outlets.carry_out(work));
         let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(run)?;
@@ -133,9 +139,8 @@ impl Keeper {
     }
 }
 
-impl Outlets {
-    /// Carries out work, in the caller's thread.
-    pub fn carry_out(&mut self, work: Work) -> anyhow::Result<()> {
+impl Carry for Outlets {
+    fn carry_out(&mut self, work: Work) -> anyhow::Result<()> {
         self.outlet.dead_letters(&work.dead_letters).context("dead letters must not be lost")?;
         if let Some(audit) = &mut self.audit {
             audit.append(&work.audit).context("audit.applied_log")?;

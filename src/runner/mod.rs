@@ -1,8 +1,20 @@
 //! What drives the engine: events in from a merge, effects out, snapshots at their time. `learn` and `replay` are two
 //! ways to run it.
+//!
+//! | file | does |
+//! |---|---|
+//! | `keeper` | makes things last, on a thread of its own |
+//! | `follow` | `learn` on files, and on topics as one lane |
+//! | `fleet` | `learn` on topics that many instances share |
+//! | `lane` | a lane that moves between them: what it goes on from, and how its snapshots last |
+//! | `repartition` | spaces that move between lanes |
 
+mod fleet;
 pub mod follow;
 mod keeper;
+mod lane;
+mod merger;
+pub mod repartition;
 
 use std::io;
 use std::path::PathBuf;
@@ -12,7 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde_json::json;
 
-pub use keeper::{Keeper, Outlets, Snapshots, Work};
+pub use keeper::{Carry, Keeper, Outlets, Snapshots, Work};
 
 use crate::config::{Settings, SnapshotConfig};
 use crate::engine::{Applied, DeadLetter, Engine};
@@ -21,6 +33,7 @@ use crate::merge::{Merge, MergeState, Next, Origin, Sourced};
 use crate::router::Params;
 use crate::snapshot::{LaneHead, Publication, fingerprint};
 use crate::store::StoreError;
+use crate::store::archive::Snapshot;
 use crate::telemetry::{Facts, Published};
 use crate::transport::append::Appender;
 use crate::transport::{Letter, Log, Outlet, now_ms};
@@ -46,6 +59,15 @@ pub struct Places {
     pub facts: Arc<Facts>,
 }
 
+/// What of a run lasts.
+struct Keeps {
+    snapshots: bool,
+    params: bool,
+    audit: bool,
+    /// Whether spaces that are spread over several lanes are in several runners: others publish their parameters.
+    spread: bool,
+}
+
 /// An engine with its logs and with what makes its effects last.
 pub struct Runner<S> {
     /// The engine.
@@ -59,6 +81,7 @@ pub struct Runner<S> {
     persistent: bool,
     publishes: bool,
     audited: bool,
+    spread: bool,
     facts: Arc<Facts>,
     work: Work,
     dead_bytes: usize,
@@ -82,21 +105,44 @@ impl<S: Log> Runner<S> {
         if let Some(log) = &mut audit {
             cut_audit(log, &mut head, fresh)?;
         }
-        note_changes(&head, settings, fresh);
+        if !fresh {
+            note_changes(&head, settings);
+        }
+        let keeps = Keeps {
+            snapshots: snapshots.is_some(),
+            params: places.outlet.publishes(),
+            audit: audit.is_some(),
+            spread: false,
+        };
+        let facts = places.facts;
+        let outlets = Outlets { snapshots, audit, outlet: places.outlet, facts: facts.clone() };
+        let (mut runner, positions) = Self::resume(settings, cadence, (engine, head), keeps, facts, outlets)?;
+        runner.meet_published(&places.published);
+        Ok((runner, positions))
+    }
+
+    /// Goes on from an engine and its head. Returns also the positions of the logs that are to be added.
+    fn resume(
+        settings: &Settings,
+        cadence: &SnapshotConfig,
+        (engine, mut head): (Engine, LaneHead),
+        keeps: Keeps,
+        facts: Arc<Facts>,
+        outlets: impl Carry,
+    ) -> anyhow::Result<(Self, MergeState)> {
         head.configuration = fingerprint(settings);
         let positions = head.merge.clone();
-        let facts = places.facts;
-        let (persistent, publishes, audited) = (snapshots.is_some(), places.outlet.publishes(), audit.is_some());
-        let mut runner = Self {
+        let runner = Self {
             engine,
             merge: Merge::new(settings.reorder_ms, &positions),
             settings: settings.clone(),
             cadence: cadence.clone(),
             head,
-            keeper: Keeper::start(Outlets { snapshots, audit, outlet: places.outlet, facts: facts.clone() })?,
-            persistent,
-            publishes,
-            audited,
+            keeper: Keeper::start(outlets)?,
+            persistent: keeps.snapshots,
+            publishes: keeps.params,
+            audited: keeps.audit,
+            spread: keeps.spread,
             facts,
             work: Work::default(),
             dead_bytes: 0,
@@ -104,13 +150,17 @@ impl<S: Log> Runner<S> {
             events_since: 0,
             last_snapshot: Instant::now(),
         };
-        runner.meet_published(&places.published);
         Ok((runner, positions))
     }
 
     /// The first snapshot of a run, before its first event: from here on there is something to come back to.
     pub fn begin(&mut self, positions: MergeState) -> anyhow::Result<()> {
         self.snapshot_at(positions, true)
+    }
+
+    /// The same, where what was published is known to be what the state justifies.
+    fn begin_quietly(&mut self, positions: MergeState) -> anyhow::Result<()> {
+        self.snapshot_at(positions, false)
     }
 
     /// Takes the next event, if it is known which one that is; what became of it.
@@ -180,6 +230,11 @@ impl<S: Log> Runner<S> {
         self.keeper.settle()
     }
 
+    /// Stops without another snapshot; returns when all that was handed over is done, or has failed.
+    fn close(&mut self) -> anyhow::Result<()> {
+        self.keeper.finish()
+    }
+
     /// The last snapshot; returns when it is durable and published.
     pub fn finish(&mut self) -> anyhow::Result<()> {
         self.snapshot()?;
@@ -211,7 +266,8 @@ impl<S: Log> Runner<S> {
     fn publications(&mut self, created_ms: u64, all: bool) -> Vec<Params> {
         let names: Vec<Name> = self.engine.names().cloned().collect();
         let mut published = Vec::new();
-        for space in names {
+        let in_part = |space: &Name| self.spread && self.settings.space(space).shards > 1;
+        for space in names.into_iter().filter(|space| !in_part(space)).collect::<Vec<Name>>() {
             let Some(version) = self.engine.version(&space) else { continue };
             let last = self.head.publications.get(&space).copied();
             let revision = match last {
@@ -274,13 +330,23 @@ pub enum Stepped {
 impl Snapshots {
     /// The newest snapshot of the lane that is whole, as an engine.
     fn restore(&self, settings: &Settings) -> anyhow::Result<Option<(Engine, LaneHead)>> {
+        let Some(snapshot) = self.newest()? else { return Ok(None) };
+        let head = LaneHead::open(&snapshot.head)?;
+        let engine = Engine::restore(settings.clone(), head.engine.clone(), snapshot.records)
+            .with_context(|| format!("the snapshot in {} does not fit the configuration", self.dir.display()))?;
+        tracing::info!(generation = snapshot.generation, epoch = head.epoch, "restored");
+        Ok(Some((engine, head)))
+    }
+
+    /// The newest snapshot of the lane that is whole; fails if there was one once.
+    fn newest(&self) -> anyhow::Result<Option<Snapshot>> {
         let (snapshot, damaged) = self.archive().resume(&self.lane)?;
-        let path = self.dir.display().to_string();
         for damage in &damaged {
             tracing::error!(generation = damage.generation, problem = damage.problem, "a snapshot is damaged");
         }
         let expected = self.witness.newest();
         let Some(snapshot) = snapshot else {
+            let path = self.dir.display().to_string();
             let problem = match (damaged.last(), expected) {
                 (None, None) => return Ok(None),
                 (Some(damage), _) => format!("no snapshot is whole; of the oldest, {damage}"),
@@ -292,11 +358,7 @@ impl Snapshots {
         if !damaged.is_empty() || expected > Some(generation) {
             tracing::warn!(generation, newest = expected, "going on from an older snapshot");
         }
-        let head = LaneHead::open(&snapshot.head)?;
-        let engine = Engine::restore(settings.clone(), head.engine.clone(), snapshot.records)
-            .with_context(|| format!("the snapshot in {path} does not fit the configuration"))?;
-        tracing::info!(generation, epoch = head.epoch, "restored");
-        Ok(Some((engine, head)))
+        Ok(Some(snapshot))
     }
 }
 
@@ -315,10 +377,8 @@ fn cut_audit(log: &mut Appender, head: &mut LaneHead, fresh: bool) -> io::Result
     Ok(())
 }
 
-fn note_changes(head: &LaneHead, settings: &Settings, fresh: bool) {
-    if !fresh {
-        for (key, before, now) in head.changed_settings(settings) {
-            tracing::info!(key, before, now, "the configuration has changed since the snapshot");
-        }
+fn note_changes(head: &LaneHead, settings: &Settings) {
+    for (key, before, now) in head.changed_settings(settings) {
+        tracing::info!(key, before, now, "the configuration has changed since the snapshot");
     }
 }

@@ -90,6 +90,11 @@ impl<S: SnapshotStore> Archive<S> {
         &self.store
     }
 
+    /// The store itself, to be told what its archive need not know.
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
     /// The store itself, for other uses.
     pub fn into_store(self) -> S {
         self.store
@@ -264,6 +269,21 @@ impl<S: SnapshotStore> Archive<S> {
         end(current);
         Ok(())
     }
+}
+
+/// The head that an entry of a store holds; `None` if it holds something else, or only a part of one.
+pub fn head_of(key: &[u8], value: &[u8]) -> Option<Vec<u8>> {
+    let place = key.strip_suffix(&0_u32.to_be_bytes()).filter(|place| place.starts_with(b"h"))?;
+    open_head(place, value).map(|(_, _, head)| head)
+}
+
+/// What has to change for the records of one snapshot to become those of another, both by key.
+pub fn difference(from: &[(Vec<u8>, Vec<u8>)], to: &[(Vec<u8>, Vec<u8>)]) -> Vec<Change> {
+    let of = |records: &[(Vec<u8>, Vec<u8>)]| records.iter().cloned().collect::<BTreeMap<_, _>>();
+    let (before, after) = (of(from), of(to));
+    let gone = before.keys().filter(|key| !after.contains_key(*key)).map(|key| (key.clone(), None));
+    let new = after.iter().filter(|(key, value)| before.get(*key) != Some(value));
+    gone.chain(new.map(|(key, value)| (key.clone(), Some(value.clone())))).collect()
 }
 
 /// A record's key, and its value unless it is gone.
@@ -499,6 +519,32 @@ mod tests {
             let least = heads + versions.values().sum::<usize>() + self.0.iter().skip(1).map(gone).sum::<usize>();
             (least, least + if self.0.len() == 1 { gone(&self.0[0]) } else { 0 })
         }
+    }
+
+    #[test]
+    fn heads_are_told_from_other_entries() {
+        let mut archive = Archive::open(Memory::default(), 2).unwrap();
+        for head in [&b"first"[..], b"second"] {
+            archive.commit("file", head, vec![(b"k".to_vec(), Some(head.to_vec()))]).unwrap();
+        }
+        let entries = archive.into_store().entries;
+        let heads: Vec<Vec<u8>> = entries.iter().filter_map(|(key, value)| head_of(key, value)).collect();
+        assert_eq!(heads, [b"first".to_vec(), b"second".to_vec()], "in the order of generations");
+    }
+
+    #[test]
+    fn differences_turn_one_state_into_another() {
+        let records = |text: &[(&str, &str)]| -> Vec<(Vec<u8>, Vec<u8>)> {
+            text.iter().map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec())).collect()
+        };
+        let (from, to) =
+            (records(&[("a", "1"), ("b", "2"), ("c", "3")]), records(&[("b", "2"), ("c", "4"), ("d", "5")]));
+        let mut archive = Archive::open(Memory::default(), 1).unwrap();
+        archive.commit("file", b"", difference(&[], &from)).unwrap();
+        let needed = difference(&from, &to);
+        assert_eq!(needed.len(), 3);
+        let generation = archive.commit("file", b"", needed).unwrap();
+        assert_eq!(archive.read("file", generation).unwrap().unwrap().records, to);
     }
 
     #[derive(Debug, Clone)]

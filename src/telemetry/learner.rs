@@ -42,6 +42,10 @@ pub struct News {
     pub lags: Vec<(String, i32, u64)>,
     /// How often partitions were given or taken.
     pub rebalances: u64,
+    /// Lanes that are this instance's, where they move.
+    pub lanes: Vec<i32>,
+    /// How often it has taken one over.
+    pub hand_overs: u64,
     /// Errors of the brokers' client, by their code.
     pub broker_errors: BTreeMap<String, u64>,
 }
@@ -261,6 +265,7 @@ impl Status {
                 "out_of_order": news.out_of_order,
                 "lags": news.lags,
                 "rebalances": news.rebalances,
+                "lanes": news.lanes,
                 "broker_errors": news.broker_errors,
                 "snapshots": log.snapshots,
                 "dead_letters": log.newest_dead,
@@ -498,6 +503,8 @@ fn of_models(sheet: &mut Sheet, named: &[String], log: &Log) {
 fn of_brokers(sheet: &mut Sheet, news: &News) {
     let none = Vec::<(String, String)>::new;
     sheet.counters("rebalances", "How often partitions were given or taken", [(none(), news.rebalances)]);
+    sheet.gauges("lanes", "Lanes of this instance, where they move", [(none(), news.lanes.len() as u64)]);
+    sheet.counters("hand_overs", "How often it has taken a lane over", [(none(), news.hand_overs)]);
     let lag =
         |(topic, partition, lag): &(String, i32, u64)| (Place { topic: topic.clone(), partition: *partition }, *lag);
     sheet.gauges("lag", "Messages that are not read yet", news.lags.iter().map(lag));

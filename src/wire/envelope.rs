@@ -27,6 +27,8 @@ pub enum Kind {
     Space = 2,
     /// The head of a snapshot.
     Snapshot = 3,
+    /// The head of a snapshot that instances share.
+    Shared = 4,
 }
 
 /// Why an envelope cannot be opened.

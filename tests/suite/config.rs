@@ -51,6 +51,14 @@ fn default_toml_documents_every_key_and_only_those() {
     documented.try_into::<Config>().expect("every documented value is a valid one");
 }
 
+#[test]
+fn kafka_toml_is_a_fleet() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/kafka.toml");
+    let config: Config = toml::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    config.check().unwrap();
+    assert_eq!(config.transport.kafka.lanes, pointsman::config::Lanes::Partition);
+}
+
 /// All keys of a table, with their sections.
 fn keys(table: &toml::Table) -> BTreeSet<String> {
     let below = |(key, value): (&String, &toml::Value)| match value.as_table() {

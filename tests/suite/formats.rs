@@ -14,9 +14,10 @@ use pointsman::event::{Example, Name, Query};
 use pointsman::learner::Trainer;
 use pointsman::merge::{MergeState, Position};
 use pointsman::router::{Params, Policy, Sampling, ScoreForm};
-use pointsman::snapshot::{LaneHead, Publication, fingerprint};
+use pointsman::snapshot::{Audit, LaneHead, Publication, SharedHead, fingerprint};
 use pointsman::store::Memory;
-use pointsman::store::archive::Archive;
+use pointsman::store::archive::{Archive, difference};
+use pointsman::transport::kafka::state::{Entries, Mirror};
 use pointsman::wire::events::Parser;
 use pointsman::wire::params;
 
@@ -181,4 +182,32 @@ fn snapshots() {
             pairs.for_each(|(found, expected)| assert!((found - expected).abs() < 1e-9, "{found} {expected}"));
         }
     }
+}
+
+/// A lane as it is on the snapshots topic.
+#[test]
+fn lanes_that_move() {
+    let (engine, head, archive) = lane();
+    let snapshot = archive.newest("file").unwrap().0.unwrap();
+    let audits = [("one", 120, 3), ("other", 7, 2)];
+    let audits = audits.map(|(instance, bytes, term)| (instance.to_owned(), Audit { bytes, term })).into();
+    let shared = SharedHead { instance: "one".to_owned(), partitions: 12, audits, term: 3, lane: snapshot.head };
+    let mut mirror = Mirror::open("snapshots", 5, Entries::new()).unwrap();
+    mirror.commit("partition-5", &shared.seal(), difference(&[], &snapshot.records)).unwrap();
+    let messages = mirror.store_mut().take_outbox();
+    let entries = messages.iter().map(|sent| (BASE64.encode(&sent.key), BASE64.encode(sent.value.as_ref().unwrap())));
+    let present = serde_json::to_vec_pretty(&entries.collect::<BTreeMap<_, _>>()).unwrap();
+    let file: BTreeMap<String, String> = serde_json::from_slice(&golden("lane-1.json", &present)).unwrap();
+    let decode = |text: &String| BASE64.decode(text).unwrap();
+    let entries: Entries = file.iter().map(|(key, value)| (decode(key), decode(value))).collect();
+    let newer: Entries = entries.clone().into_iter().chain([(b"format".to_vec(), b"2".to_vec())]).collect();
+    let found = Mirror::open("snapshots", 5, entries).unwrap().newest("partition-5").unwrap().0.unwrap();
+    let found_shared = SharedHead::open(&found.head).unwrap();
+    assert_eq!(SharedHead { lane: shared.lane.clone(), ..found_shared.clone() }, shared);
+    let found_head = LaneHead::open(&found_shared.lane).unwrap();
+    let settings: Settings = serde_json::from_str(&found_head.configuration).unwrap();
+    let restored = Engine::restore(settings, found_head.engine.clone(), found.records).unwrap();
+    assert_eq!((restored.counts(), found_head.epoch), (engine.counts(), head.epoch));
+    let refused = Mirror::open("snapshots", 5, newer).err().unwrap().to_string();
+    assert!(refused.contains("snapshots/5") && refused.contains("upgrade pointsman"), "{refused}");
 }

@@ -25,22 +25,22 @@ use crate::size::sized;
 const WAIT: Duration = Duration::from_secs(10);
 
 /// One test's directory, configuration and topics.
-struct Place {
-    dir: TempDir,
-    config: PathBuf,
+pub struct Place {
+    pub dir: TempDir,
+    pub config: PathBuf,
     brokers: String,
     topics: BTreeMap<&'static str, String>,
 }
 
 impl Place {
     /// With topics of its own, which are made.
-    fn new(brokers: &str, more: &str) -> Self {
+    pub fn new(brokers: &str, more: &str) -> Self {
         let place = Self::without_topics(brokers, more);
         place.ok(&["topics", "init"]);
         place
     }
 
-    fn without_topics(brokers: &str, more: &str) -> Self {
+    pub fn without_topics(brokers: &str, more: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let dir = tempfile::tempdir().unwrap();
         let prefix = format!("t{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -59,23 +59,23 @@ impl Place {
         Self { dir, config, brokers: brokers.to_owned(), topics }
     }
 
-    fn topic(&self, name: &str) -> &str {
+    pub fn topic(&self, name: &str) -> &str {
         &self.topics[name]
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
+    pub fn run(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
         command.args(arguments).arg("--config").arg(&self.config).output().unwrap()
     }
 
-    fn ok(&self, arguments: &[&str]) -> Output {
+    pub fn ok(&self, arguments: &[&str]) -> Output {
         let output = self.run(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         output
     }
 
     /// What a command that fails says; it must fail while running, not by its usage.
-    fn fails(&self, arguments: &[&str]) -> String {
+    pub fn fails(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {text}");
@@ -86,7 +86,7 @@ impl Place {
         serde_json::from_slice(&self.ok(&["learn", "--once", "--json"]).stdout).unwrap()
     }
 
-    fn admin(&self) -> AdminClient<DefaultClientContext> {
+    pub fn admin(&self) -> AdminClient<DefaultClientContext> {
         ClientConfig::new().set("bootstrap.servers", &self.brokers).create().unwrap()
     }
 
@@ -103,7 +103,7 @@ impl Place {
     }
 
     /// All that a topic holds, read by a client of its own.
-    fn messages(&self, topic: &str) -> Vec<OwnedMessage> {
+    pub fn messages(&self, topic: &str) -> Vec<OwnedMessage> {
         let mut settings = ClientConfig::new();
         settings.set("bootstrap.servers", &self.brokers).set("group.id", "test").set("enable.partition.eof", "true");
         settings.set("isolation.level", "read_committed").set("enable.auto.commit", "false");
@@ -174,7 +174,7 @@ fn config_at(place: &Place, name: &str, port: u16) -> PathBuf {
     path
 }
 
-fn log_of(config: &Path) -> String {
+pub fn log_of(config: &Path) -> String {
     fs::read_to_string(config.with_extension("log")).unwrap_or_default()
 }
 

@@ -9,6 +9,7 @@ mod crash;
 mod dashboard;
 mod deploy;
 mod evaluate;
+mod fleet;
 mod formats;
 mod gap;
 mod golden;

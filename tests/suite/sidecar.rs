@@ -34,7 +34,7 @@ impl Process {
         Self(child.unwrap(), log_path)
     }
 
-    fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         assert!(Command::new("kill").args(["-s", name, &self.0.id().to_string()]).status().unwrap().success());
     }
 

@@ -101,10 +101,58 @@ pub enum Problem {
     OtherLanes(String),
     /// A topic has grown.
     #[error(
-        "topic {0} has more partitions than it had: with transport.kafka.lanes = \"partition\" spaces would move to \
-         others with all that was learned; use a new topic and a new store"
+        "topic {topic} has {now} partitions, it had {before}: with transport.kafka.lanes = \"partition\" spaces have moved to \
+         others, away from what was learned. Stop the whole fleet and the producers, then `pointsman repartition` moves \
+         the spaces after them"
     )]
-    MorePartitions(String),
+    MorePartitions {
+        /// The topic.
+        topic: String,
+        /// Its partitions when the state was written.
+        before: usize,
+        /// Its partitions.
+        now: usize,
+    },
+    /// The state of a lane cannot be used.
+    #[error(
+        "the state of a lane in {lane} (transport.kafka.topics.snapshots) cannot be used: {problem}. If it is lost, delete \
+         the records of that partition: the instance whose store has the newest copy of the lane then goes on from it"
+    )]
+    BadState {
+        /// Topic and partition.
+        lane: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The snapshots topic is not what lanes need.
+    #[error(
+        "topic {topic} (transport.kafka.topics.snapshots) {problem}: with transport.kafka.lanes = \"partition\" {wanted}"
+    )]
+    BadSnapshotsTopic {
+        /// The topic.
+        topic: String,
+        /// What it is like.
+        problem: String,
+        /// What it has to be, and how to make it so.
+        wanted: String,
+    },
+    /// Events are not kept for long enough.
+    #[error(
+        "topic {topic} keeps events for {found} ms (retention.ms), less than the {wanted} ms that a join may take \
+         (join.window_ms, join.early_ms, join.reorder_ms) with the time to take over a lane: raise retention.ms there, or \
+         lower join.window_ms"
+    )]
+    ShortRetention {
+        /// The topic.
+        topic: String,
+        /// How long it keeps them.
+        found: u64,
+        /// How long it must.
+        wanted: u64,
+    },
+    /// Another instance has taken over.
+    #[error("lane {0} was taken over by another instance: what was learned since its last snapshot is given up here")]
+    Fenced(String),
     /// Parameters do not fit into a message.
     #[error(
         "oversized parameters: those of space {space} take {bytes} bytes, more than max.message.bytes = {most} of \
@@ -128,6 +176,12 @@ pub enum Problem {
          configured)"
     )]
     AnotherInstance(String),
+    /// All lanes are wanted, but others have some.
+    #[error(
+        "another instance: {0} is a member of the consumer group (transport.kafka.group), and has lanes: stop the whole \
+         fleet first. One that has died leaves the group when its session times out"
+    )]
+    FleetRuns(String),
     /// A message could not be delivered.
     #[error("{topic}: {number} messages could not be delivered within transport.kafka.delivery_timeout_ms: {problem}")]
     NotDelivered {

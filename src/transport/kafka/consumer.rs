@@ -5,19 +5,26 @@
 //! from which to read on are put into the assignment itself: they are ours, from the snapshot, then from what was read
 //! since; the group's committed offsets are never asked.
 //!
+//! Where lanes move from one instance to another, a member asks the group for partitions of queries alone: whoever has
+//! one reads the partition of rewards of the same number beside it, so that a pair cannot be split. A rebalance is then a
+//! message to the owner of the lanes ([`Rebalance`]), which the polling thread waits for: the owner opens lanes before they
+//! are read, and closes them before another can have them. The owner never waits for the polling thread, but to join it
+//! after its own end of the channel is gone.
+//!
 //! Whether a partition has nothing more is told by the client's statistics: offsets have gaps, so that the end cannot be
 //! told from the last message.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext};
 use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::statistics::Statistics;
@@ -26,12 +33,11 @@ use rdkafka::{Offset, TopicPartitionList};
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, Problem, Trouble, failed, is_lasting, lasting, log_line, make};
-use super::positions::{Place, at};
-use super::topics::partition_of;
-use crate::config::Lanes;
+use super::homes::Spread;
+use super::positions::{Place, at, parse};
 use crate::engine::{Input, Side};
 use crate::event::Name;
-use crate::merge::{Origin, Read, Source, Sourced};
+use crate::merge::{MergeState, Origin, Read, Source, Sourced};
 use crate::transport::{Log, lock};
 use crate::wire::events::{Bad, Parser};
 
@@ -56,7 +62,7 @@ const UNSURE: Duration = Duration::from_secs(5);
 const STATISTICS_MS: u64 = 250;
 
 /// How partitions are read.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub enum Membership {
     /// Alone: whatever is given is read.
     Alone,
@@ -65,7 +71,39 @@ pub enum Membership {
         /// The name.
         instance: String,
     },
+    /// As one of many members that share the partitions.
+    Fleet {
+        /// Its name.
+        instance: String,
+        /// Who opens and closes lanes.
+        owner: Sender<Rebalance>,
+    },
 }
+
+/// Lanes that come or go. Nothing is read of them before, or after, it is answered; no answer will do where the owner is
+/// gone.
+#[derive(Debug)]
+pub enum Rebalance {
+    /// These are to be opened.
+    Given {
+        /// Numbers of the pairs of partitions.
+        lanes: Vec<i32>,
+        /// To be told when they are open.
+        done: SyncSender<()>,
+    },
+    /// These are to be closed.
+    Taken {
+        /// Numbers of the pairs of partitions.
+        lanes: Vec<i32>,
+        /// Whether another may have them already.
+        lost: bool,
+        /// To be told when they are closed.
+        done: SyncSender<()>,
+    },
+}
+
+/// A member of a fleet that says nothing for so long is taken for dead, unless the client's settings say otherwise.
+const SESSION: (&str, &str) = ("session.timeout.ms", "10000");
 
 /// Reads partitions on a thread of its own, until it is dropped.
 pub struct Reader {
@@ -85,9 +123,13 @@ struct Shared {
     changed: Condvar,
     problem: Mutex<Option<Problem>>,
     stop: AtomicBool,
-    /// Whether all partitions are ours.
+    /// Whether the group has said what is ours, and that is all where there is one lane.
     assigned: AtomicBool,
     rebalances: AtomicU64,
+    /// Whether to leave the group and come again.
+    rejoin: AtomicBool,
+    /// Who opens and closes lanes, where they move.
+    owner: Option<Sender<Rebalance>>,
     trouble: Arc<Trouble>,
 }
 
@@ -174,9 +216,13 @@ impl ClientContext for Watch {
 impl ConsumerContext for Watch {
     fn rebalance(&self, consumer: &BaseConsumer<Self>, error: RDKafkaRespErr, partitions: &mut TopicPartitionList) {
         self.0.rebalances.fetch_add(1, Ordering::Relaxed);
-        let done = match error {
-            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.0.assign(consumer, partitions),
-            _ => {
+        let given = error == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
+        let lanes = || partitions.elements().iter().map(|element| element.partition()).collect::<Vec<i32>>();
+        let done = match &self.0.owner {
+            Some(owner) if given => self.0.give(consumer, owner, lanes()),
+            Some(owner) => self.0.take(consumer, owner, lanes()),
+            None if given => self.0.assign(consumer, partitions),
+            None => {
                 self.0.assigned.store(false, Ordering::Relaxed);
                 consumer.unassign()
             }
@@ -190,6 +236,14 @@ impl ConsumerContext for Watch {
 impl Shared {
     fn topic(&self, side: Side) -> &str {
         &self.topics[side as usize]
+    }
+
+    /// A partition that is read from its place on, when it comes to that.
+    fn open(self: &Arc<Self>, place: &Place, ending: Ending) -> Partition {
+        let state = QueueState { next: place.position.floor, ..QueueState::default() };
+        let queue = Arc::new(Queue { state: Mutex::new(state) });
+        lock(&self.partitions).insert((place.side, place.partition), queue.clone());
+        Partition::new(place, queue, self.clone(), ending)
     }
 
     fn fail(&self, problem: Problem) {
@@ -236,6 +290,65 @@ impl Shared {
         consumer.assign(&assignment)
     }
 
+    /// Has lanes opened, then reads them on from where they are.
+    fn give(
+        &self,
+        consumer: &BaseConsumer<Watch>,
+        owner: &Sender<Rebalance>,
+        lanes: Vec<i32>,
+    ) -> Result<(), KafkaError> {
+        if !lanes.is_empty() {
+            self.ask(owner, |done| Rebalance::Given { lanes: lanes.clone(), done });
+        }
+        let mut assignment = TopicPartitionList::new();
+        for lane in lanes {
+            let queue = |side| lock(&self.partitions).get(&(side, lane)).cloned();
+            let (Some(queries), Some(rewards)) = (queue(Side::Query), queue(Side::Reward)) else {
+                // Its owner is gone, or has lost it while opening it, and asks for it anew.
+                tracing::warn!(lane, "a lane is not read");
+                continue;
+            };
+            for (side, queue) in [(Side::Query, queries), (Side::Reward, rewards)] {
+                let offset = Offset::Offset(lock(&queue.state).next as i64);
+                assignment.add_partition_offset(self.topic(side), lane, offset)?;
+            }
+        }
+        tracing::debug!(partitions = assignment.count(), "partitions are assigned");
+        consumer.incremental_assign(&assignment)?;
+        self.assigned.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Has lanes closed, then reads them no more.
+    fn take(
+        &self,
+        consumer: &BaseConsumer<Watch>,
+        owner: &Sender<Rebalance>,
+        lanes: Vec<i32>,
+    ) -> Result<(), KafkaError> {
+        self.assigned.store(false, Ordering::Relaxed);
+        let lost = consumer.assignment_lost();
+        self.ask(owner, |done| Rebalance::Taken { lanes: lanes.clone(), lost, done });
+        let read = consumer.assignment()?;
+        let mut taken = TopicPartitionList::new();
+        for element in read.elements().iter().filter(|element| lanes.contains(&element.partition())) {
+            taken.add_partition(element.topic(), element.partition());
+        }
+        lock(&self.partitions).retain(|(_, lane), _| !lanes.contains(lane));
+        consumer.incremental_unassign(&taken)
+    }
+
+    /// Asks the owner, and waits until it has answered, or is gone.
+    fn ask(&self, owner: &Sender<Rebalance>, message: impl FnOnce(SyncSender<()>) -> Rebalance) {
+        let (done, answer) = sync_channel(1);
+        let sent = owner.send(message(done)).is_ok();
+        self.tell();
+        if sent {
+            // An error is the owner's end.
+            let _ = answer.recv();
+        }
+    }
+
     /// A partition that was not there at the start.
     fn add(&self, side: Side, partition: i32) -> Arc<Queue> {
         let topic = self.topic(side).to_owned();
@@ -271,12 +384,14 @@ impl QueueState {
 }
 
 impl Reader {
-    /// Reads these partitions on; returns them, too, to be merged.
+    /// Reads these partitions on; returns them, too, to be merged. Where each space has a partition of its own,
+    /// `partitions` says of how many.
     pub fn start(
         cluster: &Cluster,
         parser: Arc<Parser>,
         places: &[Place],
         membership: &Membership,
+        spread: Option<Spread>,
         ending: impl Fn(usize) -> Ending,
     ) -> Result<(Arc<Self>, Logs), Problem> {
         let topics = &cluster.config.topics;
@@ -290,15 +405,12 @@ impl Reader {
             stop: AtomicBool::new(false),
             assigned: AtomicBool::new(false),
             rebalances: AtomicU64::new(0),
+            rejoin: AtomicBool::new(false),
+            owner: if let Membership::Fleet { owner, .. } = membership { Some(owner.clone()) } else { None },
             trouble: cluster.trouble.clone(),
         });
-        let mut logs = Vec::new();
-        for (i, place) in places.iter().enumerate() {
-            let state = QueueState { next: place.position.floor, ..QueueState::default() };
-            let queue = Arc::new(Queue { state: Mutex::new(state) });
-            lock(&shared.partitions).insert((place.side, place.partition), queue.clone());
-            logs.push((place.clone(), Partition::new(place, queue, shared.clone(), ending(i))));
-        }
+        let open = |(i, place): (usize, &Place)| (place.clone(), shared.open(place, ending(i)));
+        let logs = places.iter().enumerate().map(open).collect();
         let mut settings = cluster.consumer();
         settings.set("statistics.interval.ms", STATISTICS_MS.to_string());
         for (key, value) in AHEAD {
@@ -306,14 +418,35 @@ impl Reader {
                 settings.set(key, value);
             }
         }
-        if let Membership::Group { instance } = membership {
-            settings.set("group.instance.id", instance).set("client.id", instance);
+        match membership {
+            Membership::Alone => {}
+            Membership::Group { instance } => {
+                settings.set("group.instance.id", instance).set("client.id", instance);
+            }
+            // Not under a name that outlives the process: that would keep its lanes from others when it leaves.
+            Membership::Fleet { instance, .. } => {
+                settings.set("client.id", instance).set("partition.assignment.strategy", "cooperative-sticky");
+                if settings.get(SESSION.0).is_none() {
+                    settings.set(SESSION.0, SESSION.1);
+                }
+            }
         }
         let consumer: Arc<BaseConsumer<Watch>> = Arc::new(make(&settings, Watch(shared.clone()))?);
         let cannot = |error: KafkaError| failed("reading the topics", &error);
-        if *membership != Membership::Alone {
-            consumer.subscribe(&[&topics.queries, &topics.rewards]).map_err(cannot)?;
-        } else {
+        let subscribed = match membership {
+            Membership::Alone => Vec::new(),
+            Membership::Group { .. } => vec![topics.queries.clone(), topics.rewards.clone()],
+            Membership::Fleet { .. } => vec![topics.queries.clone()],
+        };
+        let polling = Polling {
+            consumer: consumer.clone(),
+            shared: shared.clone(),
+            parser,
+            paused: BTreeSet::new(),
+            spread,
+            subscribed,
+        };
+        if polling.subscribed.is_empty() {
             let mut assignment = TopicPartitionList::new();
             for place in places {
                 let offset = Offset::Offset(place.position.floor as i64);
@@ -321,15 +454,9 @@ impl Reader {
             }
             consumer.assign(&assignment).map_err(cannot)?;
             shared.assigned.store(true, Ordering::Relaxed);
+        } else {
+            polling.subscribe().map_err(cannot)?;
         }
-        let number = places.iter().filter(|place| place.side == Side::Query).count();
-        let polling = Polling {
-            consumer: consumer.clone(),
-            shared: shared.clone(),
-            parser,
-            paused: BTreeSet::new(),
-            partitions: (cluster.config.lanes == Lanes::Partition).then_some(number),
-        };
         let thread = std::thread::Builder::new()
             .name("kafka".to_owned())
             .spawn(move || polling.run())
@@ -337,9 +464,33 @@ impl Reader {
         Ok((Arc::new(Self { consumer, shared, thread: Mutex::new(Some(thread)) }), logs))
     }
 
-    /// The client.
-    pub fn consumer(&self) -> &BaseConsumer<Watch> {
-        &self.consumer
+    /// A partition that is to be read from its place on, once the group has been told so.
+    pub fn open(&self, place: &Place, ending: Ending) -> Partition {
+        self.shared.open(place, ending)
+    }
+
+    /// Leaves the group and comes again, as if it were new.
+    pub fn rejoin(&self) {
+        self.shared.rejoin.store(true, Ordering::Relaxed);
+    }
+
+    /// Tells the group how far all is done, for those who watch the lag.
+    pub fn commit(&self, positions: &MergeState) {
+        // Who is not yet a member, or just then not, would be taken for an impostor of itself.
+        if !self.is_assigned() {
+            return;
+        }
+        let mut offsets = TopicPartitionList::new();
+        for (name, position) in &positions.positions {
+            if let Some((topic, partition)) = parse(name) {
+                // A partition comes once; only then could this fail.
+                let _ = offsets.add_partition_offset(topic, partition, Offset::Offset(position.floor as i64));
+            }
+        }
+        // What cannot be committed now will be with the next snapshot.
+        if let Err(error) = self.consumer.commit(&offsets, CommitMode::Async) {
+            tracing::debug!(%error, "offsets were not committed");
+        }
     }
 
     /// Waits until something new has come, or for `timeout`: whether it has.
@@ -360,7 +511,7 @@ impl Reader {
         added.into_iter().map(partition).collect()
     }
 
-    /// Whether all partitions are read.
+    /// Whether all partitions are read, or all that the group has given.
     pub fn is_assigned(&self) -> bool {
         self.shared.assigned.load(Ordering::Relaxed)
     }
@@ -396,8 +547,10 @@ struct Polling {
     shared: Arc<Shared>,
     parser: Arc<Parser>,
     paused: BTreeSet<(Side, i32)>,
-    /// How many partitions there are, where each space has its own.
-    partitions: Option<usize>,
+    /// Where events belong, where each space has its own partition.
+    spread: Option<Spread>,
+    /// What the group is asked for; nothing: there is no group.
+    subscribed: Vec<String>,
 }
 
 impl Polling {
@@ -415,7 +568,18 @@ impl Polling {
             if !self.paused.is_empty() {
                 self.resume();
             }
+            if self.shared.rejoin.swap(false, Ordering::Relaxed) {
+                self.consumer.unsubscribe();
+                if let Err(error) = self.subscribe() {
+                    self.shared.fail(failed("joining the group again", &error));
+                }
+            }
         }
+    }
+
+    fn subscribe(&self) -> Result<(), KafkaError> {
+        let topics: Vec<&str> = self.subscribed.iter().map(String::as_str).collect();
+        self.consumer.subscribe(&topics)
     }
 
     fn take(&mut self, message: &BorrowedMessage<'_>) {
@@ -456,8 +620,8 @@ impl Polling {
             Some(kind) => return Input::bad(side, bytes, Bad::ContentType(kind)),
             None => Input::parse(&self.parser, side, bytes, message.timestamp().to_millis()),
         };
-        let belongs = |space: &Name| self.partitions.map(|number| partition_of(space, number));
-        match input.key().and_then(|(_, _, space, ..)| belongs(space)) {
+        let belongs = |space: &Name, id: &str| Some(self.spread.as_ref()?.partition(space, id));
+        match input.key().and_then(|(_, _, space, id, _)| belongs(space, id)) {
             Some(expected) if expected != message.partition() => {
                 let bad = Bad::WrongPartition { found: message.partition(), expected };
                 Input::bad(side, message.payload().unwrap_or_default().to_vec(), bad)

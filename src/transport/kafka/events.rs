@@ -1,5 +1,6 @@
 //! Events that a router writes, as messages.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,7 +12,8 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, ThreadedProducer};
 
 use super::cluster::{Cluster, Problem, Trouble, failed, log_line, make};
-use crate::config::Lanes;
+use super::homes::Keys;
+use crate::config::{Lanes, Settings};
 use crate::engine::Side;
 use crate::transport::lock;
 use crate::transport::writer::{Event, NotWritten};
@@ -25,6 +27,7 @@ pub struct EventTopics {
     accepting: Mutex<()>,
     topics: [String; 2],
     lanes: Lanes,
+    keys: Keys,
     drain: Duration,
 }
 
@@ -66,20 +69,21 @@ impl ProducerContext for Sent {
 
 impl EventTopics {
     /// Sends to the topics of queries and rewards, at most `queue_max` events at a time.
-    pub fn new(cluster: &Cluster, queue_max: usize) -> Result<Self, Problem> {
+    pub fn new(cluster: &Cluster, settings: &Settings, queue_max: usize) -> Result<Self, Problem> {
         let outcomes = Arc::new(Outcomes::default());
-        let mut settings = cluster.producer();
+        let mut client = cluster.producer();
         // Ours is the bound; the client's is only not to be in the way.
-        settings.set("queue.buffering.max.messages", (queue_max + 1).to_string());
+        client.set("queue.buffering.max.messages", (queue_max + 1).to_string());
         let context = Sent { outcomes: outcomes.clone(), trouble: cluster.trouble.clone() };
         let topics = &cluster.config.topics;
         Ok(Self {
-            producer: make(&settings, context)?,
+            producer: make(&client, context)?,
             outcomes,
             queue_max,
             accepting: Mutex::new(()),
             topics: [topics.queries.clone(), topics.rewards.clone()],
             lanes: cluster.config.lanes,
+            keys: Keys::new(settings),
             // Each message has this time, and a little for the answer.
             drain: Duration::from_millis(cluster.config.delivery_timeout_ms + 1000),
         })
@@ -100,12 +104,12 @@ impl EventTopics {
         for event in events {
             let topic = &self.topics[usize::from(event.side == Side::Reward)];
             let key = match self.lanes {
-                Lanes::One => event.request_id.as_str(),
-                Lanes::Partition => event.space.as_str(),
+                Lanes::One => Cow::Borrowed(event.request_id.as_str()),
+                Lanes::Partition => self.keys.key(&event.space, &event.request_id),
             };
             let kind = OwnedHeaders::new().insert(Header { key: "content-type", value: Some("application/json") });
             let value = event.line.strip_suffix(b"\n").unwrap_or(&event.line);
-            let record = BaseRecord::to(topic).key(key).payload(value).headers(kind);
+            let record = BaseRecord::to(topic).key(&*key).payload(value).headers(kind);
             self.producer.send(record).map_err(|(error, _)| match error {
                 KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull) => NotWritten::Full,
                 error => NotWritten::Failed(error.to_string()),

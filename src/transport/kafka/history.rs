@@ -19,12 +19,12 @@ use serde_json::{Value, json};
 
 use super::cluster::{CALL, Cluster, Plain, Problem, failed, is_lasting, lasting, make};
 use super::consumer::other_type;
+use super::homes::Spread;
 use super::positions::{Place, at, name};
-use super::topics::partition_of;
 use crate::config::{Settings, parse_time};
 use crate::engine::Side;
 use crate::event::Name;
-use crate::wire::events::{Bad, Parser};
+use crate::wire::events::{Bad, Parser, QueryEvent, RewardEvent};
 
 /// A place in all partitions of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,20 +192,28 @@ pub struct Scribe {
     parser: Parser,
     bytes_max: usize,
     ts_field: String,
-    /// How many partitions there are, where each space has its own.
-    partitions: Option<usize>,
+    /// Where events belong, where each space has its own partition.
+    spread: Option<Spread>,
     /// What it did so far.
     pub changed: Changed,
+}
+
+/// What of an event says where and when it is.
+struct Key {
+    ts_ms: i64,
+    space: Name,
+    request_id: String,
 }
 
 impl Scribe {
     /// By these settings; with the number of partitions, where each space has its own.
     pub fn new(settings: &Settings, partitions: Option<usize>) -> Self {
+        let spread = partitions.map(|number| Spread::new(settings, number));
         Self {
             parser: Parser::new(settings),
             bytes_max: settings.events.bytes_max,
             ts_field: settings.events.fields.ts_ms.clone(),
-            partitions,
+            spread,
             changed: Changed::default(),
         }
     }
@@ -221,8 +229,11 @@ impl Scribe {
 
     /// Whether a good event is in the partition of another space.
     fn is_astray(&self, side: Side, partition: i32, bytes: &[u8], record_ms: Option<i64>) -> bool {
-        let belongs = |number| Some(partition_of(&self.read(side, bytes, record_ms).ok()?.1, number));
-        self.partitions.and_then(belongs).is_some_and(|expected| expected != partition)
+        let belongs = |spread: &Spread| {
+            let Key { space, request_id, .. } = self.read(side, bytes, record_ms).ok()?;
+            Some(spread.partition(&space, &request_id))
+        };
+        self.spread.as_ref().and_then(belongs).is_some_and(|expected| expected != partition)
     }
 
     /// The line that comes to what a message came to: the same event, or a dead letter.
@@ -237,7 +248,7 @@ impl Scribe {
             Err(Bad::MissingField(field)) if field == self.ts_field => None,
             // It is bad whatever its time.
             Err(_) => Some(i64::MIN),
-            Ok((ts_ms, _)) => Some(ts_ms),
+            Ok(Key { ts_ms, .. }) => Some(ts_ms),
         };
         // Only beside its record's time is it too far ahead.
         let ahead = record_ms.is_some() && ts_ms > record_ms;
@@ -267,11 +278,17 @@ impl Scribe {
     }
 
     /// Time and space of a good event.
-    fn read(&self, side: Side, bytes: &[u8], record_ms: Option<i64>) -> Result<(i64, Name), Bad> {
-        match side {
-            Side::Query => self.parser.query(bytes, record_ms).map(|event| (event.ts_ms, event.space)),
-            Side::Reward => self.parser.reward(bytes, record_ms).map(|event| (event.ts_ms, event.space)),
-        }
+    fn read(&self, side: Side, bytes: &[u8], record_ms: Option<i64>) -> Result<Key, Bad> {
+        Ok(match side {
+            Side::Query => {
+                let QueryEvent { ts_ms, space, request_id, .. } = self.parser.query(bytes, record_ms)?;
+                Key { ts_ms, space, request_id }
+            }
+            Side::Reward => {
+                let RewardEvent { ts_ms, space, request_id, .. } = self.parser.reward(bytes, record_ms)?;
+                Key { ts_ms, space, request_id }
+            }
+        })
     }
 
     fn wrap(&mut self, bytes: &[u8]) -> Cow<'static, [u8]> {
@@ -357,7 +374,7 @@ mod tests {
     fn an_event_may_be_in_the_partition_of_another_space() {
         let settings = Config::default().check().unwrap();
         let bytes = br#"{"request_id":"r","space":"shop","reward":1}"#;
-        let home = partition_of(&Name::try_from("shop").unwrap(), 6);
+        let home = super::super::homes::partition_of(&Name::try_from("shop").unwrap(), 6);
         for partition in 0..6 {
             let astray =
                 |partitions| Scribe::new(&settings, partitions).is_astray(Side::Reward, partition, bytes, Some(7));

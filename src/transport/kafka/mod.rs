@@ -10,12 +10,19 @@
 //! | `outlet` | parameters and dead letters, delivered before they count |
 //! | `events` | what a router writes |
 //! | `params` | the parameters topic, read to its end and on |
+//! | `transaction` | messages that count together, and only while nobody else has taken over |
+//! | `state` | the snapshots topic: the state of lanes that move |
+//! | `standby` | copies of lanes that others have |
 
 pub mod cluster;
 pub mod consumer;
 pub mod events;
 pub mod history;
+pub mod homes;
 pub mod outlet;
 pub mod params;
 pub mod positions;
+pub mod standby;
+pub mod state;
 pub mod topics;
+pub mod transaction;

@@ -3,18 +3,15 @@
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use rdkafka::Offset;
-use rdkafka::TopicPartitionList;
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::consumer::{CommitMode, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext};
 
 use super::cluster::{Cluster, Problem, Trouble, failed, log_line, make};
 use super::consumer::Reader;
-use super::positions::{Gap, parse};
+use super::positions::Gap;
 use crate::event::Name;
 use crate::failpoint;
 use crate::merge::MergeState;
@@ -31,13 +28,89 @@ pub struct KafkaOutlet {
     reader: Arc<OnceLock<Arc<Reader>>>,
 }
 
-/// Messages that could not be delivered.
+/// Messages that could not be delivered: how many, and why not the last.
 #[derive(Default)]
-struct Undelivered(Mutex<(usize, String)>);
+pub(super) struct Undelivered(Mutex<(usize, String)>);
 
-struct Deliveries {
-    undelivered: Arc<Undelivered>,
-    trouble: Arc<Trouble>,
+impl Undelivered {
+    /// What is known so far, which is then forgotten.
+    pub(super) fn take(&self) -> (usize, String) {
+        std::mem::take(&mut *lock(&self.0))
+    }
+}
+
+/// A producer's callbacks.
+pub(super) struct Deliveries {
+    pub(super) undelivered: Arc<Undelivered>,
+    pub(super) trouble: Arc<Trouble>,
+}
+
+/// A message that is to go.
+pub struct Outgoing {
+    /// Where to.
+    pub topic: String,
+    /// Which partition, where it is not the key that says it.
+    pub partition: Option<i32>,
+    /// Its key.
+    pub key: Vec<u8>,
+    /// Its value; none deletes what a compacted topic has of the key.
+    pub value: Option<Vec<u8>>,
+    /// Its headers.
+    pub headers: Vec<(&'static str, String)>,
+}
+
+impl Outgoing {
+    /// Parameters of a space.
+    pub fn params(cluster: &Cluster, space: &Name, bytes: &[u8]) -> Self {
+        Self {
+            topic: cluster.config.topics.params.clone(),
+            partition: None,
+            key: space.as_str().as_bytes().to_vec(),
+            value: Some(bytes.to_vec()),
+            headers: vec![("content-type", PARAMS_TYPE.to_owned())],
+        }
+    }
+
+    /// A bad event, of which at most so many bytes are kept.
+    pub fn dead_letter(cluster: &Cluster, letter: &Letter, bytes_max: usize) -> Self {
+        let Letter { letter, place, origin, time_ms } = letter;
+        let mut headers = vec![
+            ("reason", letter.bad.reason().to_owned()),
+            ("detail", letter.bad.to_string()),
+            ("time_ms", time_ms.to_string()),
+        ];
+        for field in ["source", "partition", "offset"] {
+            let text = place[field].as_str().map_or_else(|| place[field].to_string(), str::to_owned);
+            headers.push((field, text));
+        }
+        let kept = &letter.bytes[..letter.bytes.len().min(bytes_max)];
+        if kept.len() < letter.bytes.len() {
+            headers.push(("cut_from_bytes", letter.bytes.len().to_string()));
+        }
+        let origin = origin.as_deref().cloned().unwrap_or_default();
+        headers.extend(origin.traceparent.map(|traceparent| ("traceparent", traceparent)));
+        let topic = cluster.config.topics.dead_letters.clone();
+        Self { topic, partition: None, key: origin.key.unwrap_or_default(), value: Some(kept.to_vec()), headers }
+    }
+
+    /// Hands it to a producer; waits while that has too many.
+    pub(super) fn send(&self, producer: &BaseProducer<Deliveries>) -> Result<(), KafkaError> {
+        let headers = self.headers.iter();
+        let headers =
+            headers.fold(OwnedHeaders::new(), |all, (key, value)| all.insert(Header { key, value: Some(value) }));
+        let mut record = BaseRecord::<[u8], [u8]>::to(&self.topic).key(&self.key[..]).headers(headers);
+        (record.partition, record.payload) = (self.partition, self.value.as_deref());
+        loop {
+            match producer.send(record) {
+                Ok(()) => return Ok(()),
+                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), back)) => {
+                    producer.poll(Duration::from_millis(100));
+                    record = back;
+                }
+                Err((error, _)) => return Err(error),
+            }
+        }
+    }
 }
 
 impl ClientContext for Deliveries {
@@ -91,7 +164,7 @@ impl KafkaOutlet {
         let topic = self.cluster.config.topics.dead_letters.clone();
         for Gap { log, offsets, problem } in gaps {
             tracing::warn!(log, from = offsets.0, to = offsets.1, "a gap is accepted: {problem}");
-            let headers = [
+            let headers = vec![
                 ("reason", "gap".to_owned()),
                 ("detail", problem.to_string()),
                 ("source", log.clone()),
@@ -99,26 +172,14 @@ impl KafkaOutlet {
                 ("to", offsets.1.to_string()),
                 ("time_ms", now_ms().to_string()),
             ];
-            self.send(&topic, log.as_bytes(), b"", &headers)?;
+            let (key, value) = (log.as_bytes().to_vec(), Some(Vec::new()));
+            self.send(&Outgoing { topic: topic.clone(), partition: None, key, value, headers })?;
         }
         self.settle(&topic)
     }
 
-    fn send(&self, topic: &str, key: &[u8], value: &[u8], headers: &[(&str, String)]) -> Result<(), Problem> {
-        let all = headers
-            .iter()
-            .fold(OwnedHeaders::new(), |all, (key, value)| all.insert(Header { key, value: Some(value.as_str()) }));
-        let mut record = BaseRecord::to(topic).key(key).payload(value).headers(all);
-        loop {
-            match self.producer.send(record) {
-                Ok(()) => return Ok(()),
-                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), back)) => {
-                    self.producer.poll(Duration::from_millis(100));
-                    record = back;
-                }
-                Err((error, _)) => return Err(failed(format!("sending to {topic}"), &error)),
-            }
-        }
+    fn send(&self, message: &Outgoing) -> Result<(), Problem> {
+        message.send(&self.producer).map_err(|error| failed(format!("sending to {}", message.topic), &error))
     }
 
     /// Waits until all is delivered.
@@ -127,7 +188,7 @@ impl KafkaOutlet {
         while self.producer.in_flight_count() > 0 {
             self.producer.poll(Duration::from_millis(100));
         }
-        let (number, problem) = std::mem::take(&mut *lock(&self.deliveries.0));
+        let (number, problem) = self.deliveries.take();
         if number > 0 {
             return Err(Problem::NotDelivered { topic: topic.to_owned(), number, problem });
         }
@@ -141,23 +202,8 @@ impl Outlet for KafkaOutlet {
             return Ok(());
         }
         let topic = &self.cluster.config.topics.dead_letters;
-        for Letter { letter, place, origin, time_ms } in letters {
-            let mut headers = vec![
-                ("reason", letter.bad.reason().to_owned()),
-                ("detail", letter.bad.to_string()),
-                ("time_ms", time_ms.to_string()),
-            ];
-            for (header, field) in [("source", "source"), ("partition", "partition"), ("offset", "offset")] {
-                let text = place[field].as_str().map_or_else(|| place[field].to_string(), str::to_owned);
-                headers.push((header, text));
-            }
-            let kept = &letter.bytes[..letter.bytes.len().min(self.letter_bytes_max)];
-            if kept.len() < letter.bytes.len() {
-                headers.push(("cut_from_bytes", letter.bytes.len().to_string()));
-            }
-            let origin = origin.as_deref().cloned().unwrap_or_default();
-            headers.extend(origin.traceparent.map(|traceparent| ("traceparent", traceparent)));
-            self.send(topic, &origin.key.unwrap_or_default(), kept, &headers)?;
+        for letter in letters {
+            self.send(&Outgoing::dead_letter(&self.cluster, letter, self.letter_bytes_max))?;
         }
         Ok(self.settle(topic)?)
     }
@@ -170,7 +216,7 @@ impl Outlet for KafkaOutlet {
         failpoint::reach("before-publish");
         let topic = &self.cluster.config.topics.params;
         for (space, bytes) in params {
-            self.send(topic, space.as_str().as_bytes(), bytes, &[("content-type", PARAMS_TYPE.to_owned())])?;
+            self.send(&Outgoing::params(&self.cluster, space, bytes))?;
         }
         self.settle(topic)?;
         failpoint::reach("after-publish");
@@ -178,19 +224,8 @@ impl Outlet for KafkaOutlet {
     }
 
     fn reached(&mut self, positions: &MergeState) {
-        // Who is not yet a member, or just then not, would be taken for an impostor of itself.
-        let Some(reader) = self.reader.get().filter(|reader| reader.is_assigned()) else { return };
-        let mut offsets = TopicPartitionList::new();
-        for (name, position) in &positions.positions {
-            if let Some((topic, partition)) = parse(name) {
-                let offset = Offset::Offset(position.floor as i64);
-                // A partition comes once; only then could this fail.
-                let _ = offsets.add_partition_offset(topic, partition, offset);
-            }
-        }
-        // For those who watch the lag: what cannot be committed now will be with the next snapshot.
-        if let Err(error) = reader.consumer().commit(&offsets, CommitMode::Async) {
-            tracing::debug!(%error, "offsets were not committed");
+        if let Some(reader) = self.reader.get() {
+            reader.commit(positions);
         }
     }
 }

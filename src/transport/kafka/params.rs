@@ -1,6 +1,6 @@
 //! The parameters topic: read to its end, and on.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -17,8 +17,9 @@ use crate::wire::params::decode;
 pub struct ParamsTopic {
     consumer: BaseConsumer<Plain>,
     topic: String,
-    /// Partitions whose end has not been reached yet.
-    behind: BTreeSet<i32>,
+    /// Partitions that have not been read yet to where they ended at the start. That is not left to the client to tell:
+    /// while others write all the time, it may never be at an end.
+    behind: BTreeMap<i32, u64>,
 }
 
 impl ParamsTopic {
@@ -30,13 +31,17 @@ impl ParamsTopic {
         // Every router reads all; no group is joined, though the client wants a name of one.
         settings.set("enable.partition.eof", "true").set("auto.offset.reset", "earliest");
         let consumer: BaseConsumer<Plain> = make(&settings, Plain(cluster.trouble.clone()))?;
-        let mut all = TopicPartitionList::new();
+        let (mut all, mut behind) = (TopicPartitionList::new(), BTreeMap::new());
         for partition in 0..number {
+            let (low, high) = cluster.watermarks(&topic, partition)?;
+            if low < high {
+                behind.insert(partition, high);
+            }
             all.add_partition_offset(&topic, partition, Offset::Beginning)
                 .map_err(|error| failed(format!("reading {topic}"), &error))?;
         }
         consumer.assign(&all).map_err(|error| failed(format!("reading {topic}"), &error))?;
-        Ok(Self { consumer, topic, behind: (0..number).collect() })
+        Ok(Self { consumer, topic, behind })
     }
 
     /// Whether all that was there at the start has been read.
@@ -48,6 +53,10 @@ impl ParamsTopic {
     pub fn poll(&mut self, timeout: Duration) -> Option<Params> {
         match self.consumer.poll(timeout)? {
             Ok(message) => {
+                let next = message.offset().max(0).unsigned_abs() + 1;
+                if self.behind.get(&message.partition()).is_some_and(|end| next >= *end) {
+                    self.behind.remove(&message.partition());
+                }
                 // A space that was deleted from the topic: who routes goes on.
                 let value = message.payload()?;
                 match decode(value) {

@@ -4,8 +4,15 @@
 //! made again is not taken for the one that was read.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use super::cluster::{Cluster, Problem};
+use rdkafka::consumer::Consumer;
+use rdkafka::error::KafkaError;
+use rdkafka::message::Message;
+use rdkafka::{Offset, TopicPartitionList};
+
+use super::cluster::{CALL, Cluster, Problem, failed};
+use super::state::visitor;
 use crate::config::Start;
 use crate::engine::Side;
 use crate::merge::{MergeState, Position};
@@ -38,8 +45,14 @@ pub struct Gap {
     pub problem: Problem,
 }
 
-/// All partitions of both topics, each where it was left; and what is missing, where that is accepted.
-pub fn resolve(cluster: &Cluster, state: &MergeState, accept_gap: bool) -> Result<(Vec<Place>, Vec<Gap>), Problem> {
+/// All partitions of both topics, or those of a `lane`, each where it was left; and what is missing, where that is
+/// accepted.
+pub fn resolve(
+    cluster: &Cluster,
+    state: &MergeState,
+    lane: Option<i32>,
+    accept_gap: bool,
+) -> Result<(Vec<Place>, Vec<Gap>), Problem> {
     let topics = &cluster.config.topics;
     let (queries, rewards) = super::topics::check_partitions(cluster)?;
     let ids = cluster.topic_ids(&[&topics.queries, &topics.rewards])?;
@@ -50,7 +63,7 @@ pub fn resolve(cluster: &Cluster, state: &MergeState, accept_gap: bool) -> Resul
     let mut unclaimed = state.positions.clone();
     let (mut places, mut gaps) = (Vec::new(), Vec::new());
     for (side, topic, number) in [(Side::Query, &topics.queries, queries), (Side::Reward, &topics.rewards, rewards)] {
-        for partition in 0..number as i32 {
+        for partition in (0..number as i32).filter(|partition| lane.is_none_or(|lane| lane == *partition)) {
             let name = name(topic, &ids, partition);
             let (low, high) = cluster.watermarks(topic, partition)?;
             let position = match unclaimed.remove(&name) {
@@ -79,6 +92,48 @@ pub fn resolve(cluster: &Cluster, state: &MergeState, accept_gap: bool) -> Resul
         gaps.push(Gap { log, offsets: (position.floor, position.floor), problem });
     }
     Ok((places, gaps))
+}
+
+/// Positions of partitions, by their names in snapshots.
+pub fn of(places: &[Place]) -> BTreeMap<String, Position> {
+    places.iter().map(|place| (place.name.clone(), place.position.clone())).collect()
+}
+
+/// The present ends of partitions.
+pub fn ends(cluster: &Cluster, places: &[Place]) -> Result<Vec<u64>, Problem> {
+    places.iter().map(|place| Ok(cluster.watermarks(&place.topic, place.partition)?.1)).collect()
+}
+
+/// The first message of a partition that is not done.
+pub fn unread(cluster: &Cluster, topic: &str, partition: i32, position: &Position) -> Result<Option<u64>, Problem> {
+    let cannot = |error: KafkaError| failed(format!("reading {topic}/{partition}"), &error);
+    let (_, high) = cluster.watermarks(topic, partition)?;
+    if position.floor >= high {
+        return Ok(None);
+    }
+    let consumer = visitor(cluster)?;
+    let mut from = TopicPartitionList::new();
+    from.add_partition_offset(topic, partition, Offset::Offset(position.floor as i64)).map_err(cannot)?;
+    consumer.assign(&from).map_err(cannot)?;
+    let mut waited = Duration::ZERO;
+    while waited < 3 * CALL {
+        let step = Duration::from_millis(200);
+        match consumer.poll(step) {
+            Some(Ok(message)) => {
+                let offset = message.offset().max(0).unsigned_abs();
+                if !position.ahead.contains(&offset) {
+                    return Ok(Some(offset));
+                }
+            }
+            Some(Err(KafkaError::PartitionEOF(_))) => return Ok(None),
+            Some(Err(error)) => cluster.trouble.note(&error, "while looking for what was not read"),
+            None => waited += step,
+        }
+    }
+    Err(Problem::Failed {
+        doing: format!("reading {topic}/{partition} to its end"),
+        problem: "nothing comes".to_owned(),
+    })
 }
 
 /// Fails if a topic was deleted and made again since it is read. Where no broker answers there is nothing to tell.

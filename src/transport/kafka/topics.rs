@@ -1,12 +1,12 @@
 //! What topics must be like: made where they are missing, checked where they are there, never changed.
 
 use std::collections::BTreeMap;
-use std::ptr;
 
-use rdkafka::admin::{NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{NewTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication};
 use rdkafka::error::RDKafkaErrorCode;
 
 use super::cluster::{Cluster, Problem, failed};
+use super::state::VALUE_BYTES_MAX;
 use crate::config::{Lanes, Method, Settings, Spec};
 use crate::event::Name;
 use crate::policy::log_quadratic::RECENT_MAX;
@@ -53,6 +53,9 @@ pub struct Found {
 /// What a message takes besides the event in it: headers of a dead letter, the frame of a batch.
 const AROUND: usize = 16 << 10;
 
+/// Within this time somebody takes over a lane whose owner has died.
+const TAKE_OVER_MS: u64 = 600_000;
+
 /// The brokers' own default of max.message.bytes.
 const DEFAULT_MESSAGE_BYTES: usize = 1_048_588;
 
@@ -68,13 +71,21 @@ pub fn wanted(cluster: &Cluster, settings: &Settings) -> Vec<Wanted> {
             Wanted { name: name.clone(), used_for, partitions, settings, message_bytes }
         };
     let compact = [("cleanup.policy", "compact".to_owned())];
+    // Who takes over a lane reads its partition from the beginning: it is compacted early, and in small pieces.
+    let state = [
+        ("cleanup.policy", "compact".to_owned()),
+        ("segment.bytes", (16 << 20).to_string()),
+        ("segment.ms", 600_000.to_string()),
+        ("min.cleanable.dirty.ratio", "0.1".to_owned()),
+        ("delete.retention.ms", 3_600_000.to_string()),
+    ];
     let kept = |ms: i64| [("cleanup.policy", "delete".to_owned()), ("retention.ms", ms.to_string())];
     let (events, topics) = (settings.events.bytes_max, &config.topics);
     vec![
         topic(&topics.queries, Use::Events, create.partitions, 0, &kept(create.retention_ms)),
         topic(&topics.rewards, Use::Events, create.partitions, 0, &kept(create.retention_ms)),
         topic(&topics.params, Use::State, 1, params_bytes, &compact),
-        topic(&topics.snapshots, Use::State, create.partitions, 0, &compact),
+        topic(&topics.snapshots, Use::State, create.partitions, VALUE_BYTES_MAX + AROUND, &state),
         topic(&topics.dead_letters, Use::DeadLetters, 1, events + AROUND, &kept(create.dead_letters_retention_ms)),
     ]
 }
@@ -111,7 +122,11 @@ fn rank(spec: &Spec) -> usize {
 
 /// Makes the topics that are missing, unless only `check`ed; says what is wrong with the others.
 pub async fn init(cluster: &Cluster, settings: &Settings, check: bool) -> Result<Vec<Found>, Problem> {
-    let wanted = wanted(cluster, settings);
+    let mut wanted = wanted(cluster, settings);
+    // A lane has a partition of its own there.
+    let lanes = cluster.partitions(&cluster.config.topics.queries).unwrap_or(0) as i32;
+    let snapshots = wanted.iter_mut().find(|topic| topic.name == cluster.config.topics.snapshots);
+    snapshots.into_iter().for_each(|topic| topic.partitions = topic.partitions.max(lanes));
     let mut all = Vec::new();
     for topic in &wanted {
         let created = match cluster.partitions(&topic.name) {
@@ -136,6 +151,15 @@ pub async fn init(cluster: &Cluster, settings: &Settings, check: bool) -> Result
     {
         let problem = unequal(cluster, queries.partitions, rewards.partitions);
         rewards.differences.push(problem.to_string());
+    }
+    if let [queries, _, _, snapshots, _] = &mut all[..]
+        && snapshots.partitions < queries.partitions
+        && cluster.config.lanes == Lanes::Partition
+    {
+        let (found, wanted) = (snapshots.partitions, queries.partitions);
+        snapshots
+            .differences
+            .push(format!("it has {found} partitions, not the {wanted} of {}: add some", queries.topic));
     }
     Ok(all)
 }
@@ -181,16 +205,28 @@ async fn differences(cluster: &Cluster, topic: &Wanted) -> Result<Vec<String>, P
 }
 
 async fn settings_of(cluster: &Cluster, topic: &str) -> Result<BTreeMap<String, String>, Problem> {
-    let doing = format!("asking for the settings of topic {topic}");
-    let asked = cluster.admin()?.describe_configs(&[ResourceSpecifier::Topic(topic)], &Cluster::admin_options()).await;
-    let answer = asked.map_err(|error| failed(&doing, &error))?.into_iter().next();
-    match answer {
-        Some(Ok(resource)) => {
-            Ok(resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect())
+    Ok(settings_of_all(cluster, &[topic]).await?.swap_remove(0))
+}
+
+/// The settings of each of these topics.
+async fn settings_of_all(cluster: &Cluster, topics: &[&str]) -> Result<Vec<BTreeMap<String, String>>, Problem> {
+    let doing = format!("asking for the settings of {}", topics.join(", "));
+    let asked: Vec<_> = topics.iter().map(|topic| ResourceSpecifier::Topic(topic)).collect();
+    let answer = cluster.admin()?.describe_configs(&asked, &Cluster::admin_options()).await;
+    let answer = answer.map_err(|error| failed(&doing, &error))?;
+    let mut found = BTreeMap::new();
+    for resource in answer {
+        let resource = resource.map_err(|code| Problem::Failed { doing: doing.clone(), problem: code.to_string() })?;
+        let entries: BTreeMap<String, String> =
+            resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect();
+        if let OwnedResourceSpecifier::Topic(name) = resource.specifier {
+            found.insert(name, entries);
         }
-        Some(Err(code)) => Err(Problem::Failed { doing, problem: code.to_string() }),
-        None => Err(Problem::Failed { doing, problem: "no answer".to_owned() }),
     }
+    let of = |topic: &&str| {
+        found.remove(*topic).ok_or_else(|| Problem::Failed { doing: doing.clone(), problem: "no answer".to_owned() })
+    };
+    topics.iter().map(of).collect()
 }
 
 fn message_bytes(settings: &BTreeMap<String, String>) -> usize {
@@ -212,21 +248,38 @@ pub async fn check_params(cluster: &Cluster, settings: &Settings) -> Result<usiz
     Err(Problem::OversizedParams { space: space.to_string(), bytes, most, topic: topic.clone(), rank })
 }
 
-/// The partition of a space among so many, as every producer's default partitioner has it for the key.
-pub fn partition_of(space: &Name, partitions: usize) -> i32 {
-    let key = space.as_str().as_bytes();
-    // SAFETY: the function reads `key.len()` bytes of the key and nothing else; it does not use the topic or the
-    // opaque values.
-    unsafe {
-        rdkafka::bindings::rd_kafka_msg_partitioner_murmur2(
-            ptr::null(),
-            key.as_ptr().cast(),
-            key.len(),
-            partitions as i32,
-            ptr::null_mut(),
-            ptr::null_mut(),
-        )
+/// Whether lanes can move: their states have a place, and what a lane that is taken over reads again is still there.
+pub async fn check_lanes(cluster: &Cluster, settings: &Settings, partitions: usize) -> Result<(), Problem> {
+    let topics = &cluster.config.topics;
+    let topic = topics.snapshots.clone();
+    let bad =
+        |problem: String, wanted: String| Err(Problem::BadSnapshotsTopic { topic: topic.clone(), problem, wanted });
+    let found = cluster.partitions(&topic)?;
+    if found < partitions {
+        let wanted = format!("it must have as many as {}, {partitions}: add partitions to it", topics.queries);
+        return bad(format!("has {found} partitions"), wanted);
     }
+    let all = settings_of_all(cluster, &[&topic, &topics.queries, &topics.rewards]).await?;
+    let of_topic = &all[0];
+    let policy = of_topic.get("cleanup.policy").map_or("", String::as_str);
+    if policy != "compact" {
+        let wanted = "it must be \"compact\", or the state of a lane would be deleted with time: change it".to_owned();
+        return bad(format!("has cleanup.policy = {policy:?}"), wanted);
+    }
+    let (most, least) = (message_bytes(of_topic), VALUE_BYTES_MAX + AROUND);
+    if most < least {
+        return bad(format!("has max.message.bytes = {most}"), format!("it must be {least} or more: raise it"));
+    }
+    let join = &settings.join;
+    let wanted = (join.window_ms + join.early_ms + settings.reorder_ms).saturating_add(TAKE_OVER_MS);
+    for (topic, of_topic) in [&topics.queries, &topics.rewards].into_iter().zip(&all[1..]) {
+        // None, or less than zero: for ever.
+        let retention = of_topic.get("retention.ms").and_then(|ms| ms.parse::<u64>().ok());
+        if let Some(found) = retention.filter(|found| *found < wanted) {
+            return Err(Problem::ShortRetention { topic: topic.clone(), found, wanted });
+        }
+    }
+    Ok(())
 }
 
 /// Partitions of queries and of rewards, which must be as many where a lane is a pair of them.
@@ -243,20 +296,4 @@ fn unequal(cluster: &Cluster, of_queries: usize, of_rewards: usize) -> Problem {
     let topics = &cluster.config.topics;
     let (queries, rewards) = (topics.queries.clone(), topics.rewards.clone());
     Problem::UnequalPartitions { queries, of_queries, rewards, of_rewards }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spaces_have_the_partitions_that_java_gives_their_keys() {
-        // murmur2 of these keys, as Apache Kafka's own tests have it, without its sign bit.
-        for (key, hash) in [("21", -973_932_308_i32), ("foobar", -790_332_482), ("abc", 479_470_107)] {
-            let space = Name::try_from(key).unwrap();
-            for partitions in [1, 3, 6, 100] {
-                assert_eq!(partition_of(&space, partitions), (hash & i32::MAX) % partitions as i32, "{key}");
-            }
-        }
-    }
 }

@@ -1,0 +1,345 @@
+//! A lane that moves from one instance to another.
+//!
+//! The truth about a lane is on the snapshots topic, where whoever takes over finds it. A snapshot of the lane is one
+//! transaction, under the lane's own name among the brokers': its state, the parameters that it justifies and its dead
+//! letters. Whoever takes over begins under that name, which ends what the last owner had begun and shuts it out, and
+//! reads the state only then. So there is one history, whoever believes to own the lane:
+//!
+//! 1. all messages are delivered, but do not count yet; an owner that was shut out learns it here and stops,
+//! 2. the log of applied requests grows by the lines of the snapshot,
+//! 3. the transaction is committed,
+//! 4. the store on the local disk follows.
+//!
+//! A crash between 2 and 3 leaves lines that nothing justifies, one between 3 and 4 a store that is behind. Neither
+//! matters: the state says how long the log of each instance is that has had the lane ([`SharedHead::audits`]), and an
+//! instance cuts its log to that when it takes the lane over, or when it sees that another has since ([`Desk::settle`]):
+//! that one began after all transactions of this instance were decided, so what it says of them is final. As long as
+//! the newest state is an instance's own, its last transaction may not be decided yet, and it leaves its log alone. Every
+//! owner writes a first snapshot before its first event, so that a state of another is never older than its own lines.
+//!
+//! The local store never holds what is not committed. It is what `pointsman snapshots` looks into, and the way back should
+//! the topic be lost; where the topic has a state, that is taken, unless the local one has a later epoch, which a rollback
+//! or an import begins.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use anyhow::Context;
+
+use super::{Carry, Keeps, Runner, Snapshots, Work, cut_audit, note_changes};
+use crate::config::{Settings, SnapshotConfig};
+use crate::engine::Engine;
+use crate::failpoint;
+use crate::merge::MergeState;
+use crate::router::Params;
+use crate::snapshot::{LaneHead, SharedHead, fingerprint};
+use crate::store::archive::{Archive, Change, Snapshot, difference};
+use crate::telemetry::Facts;
+use crate::transport::append::Appender;
+use crate::transport::kafka::cluster::{Cluster, Problem};
+use crate::transport::kafka::consumer::{Partition, Reader};
+use crate::transport::kafka::homes::partition_of;
+use crate::transport::kafka::outlet::Outgoing;
+use crate::transport::kafka::standby::Standby;
+use crate::transport::kafka::state::{self, Entries, Mirror};
+use crate::transport::kafka::transaction::Transactions;
+
+/// What the lanes of an instance share.
+pub(super) struct Desk<'a> {
+    pub cluster: &'a Cluster,
+    pub settings: &'a Settings,
+    pub cadence: &'a SnapshotConfig,
+    pub store: Snapshots,
+    /// The name of this instance.
+    pub instance: String,
+    /// How many lanes there are, here and elsewhere.
+    pub partitions: usize,
+    /// The log of applied requests, of which each lane has its own.
+    pub audit: Option<PathBuf>,
+    /// The most that a message may take.
+    pub message_bytes: usize,
+    /// Who reads, once it does.
+    pub reader: Arc<OnceLock<Arc<Reader>>>,
+    /// Copies of the lanes of others, where they are kept.
+    pub standby: Option<Standby>,
+    /// Where it is told what happens.
+    pub facts: Arc<Facts>,
+}
+
+/// A lane that nobody else can write any more, as its last owner left it.
+pub(super) struct Claim {
+    transactions: Transactions,
+    entries: Entries,
+}
+
+/// A lane that can go on.
+pub(super) struct Opened {
+    pub runner: Runner<Partition>,
+    /// Where it was left.
+    pub state: MergeState,
+    /// Whether what is published is what its state justifies.
+    pub is_published: bool,
+    /// Makes its transaction end soon.
+    pub give_up: Arc<AtomicBool>,
+}
+
+impl Desk<'_> {
+    /// Shuts out whoever has had the lane, and reads what that one left.
+    pub fn claim(&self, lane: i32) -> Result<Claim, Problem> {
+        let transactions = Transactions::take_over(self.cluster, &lane_name(lane), self.message_bytes)?;
+        let copy = self.standby.as_ref().and_then(|standby| standby.take(lane));
+        if let Some((entries, next)) = copy {
+            let entries = state::read(self.cluster, lane, entries, next)?;
+            if is_whole(&self.cluster.config.topics.snapshots, lane, &entries) {
+                return Ok(Claim { transactions, entries });
+            }
+            tracing::info!(lane, "the copy of a lane is not whole: it is read from the topic");
+        }
+        let entries = state::read(self.cluster, lane, Entries::new(), 0)?;
+        Ok(Claim { transactions, entries })
+    }
+
+    /// Opens a lane. What is `published` is asked for only where the lane's state does not say it.
+    pub fn open(
+        &self,
+        lane: i32,
+        claim: Claim,
+        published: &mut dyn FnMut() -> anyhow::Result<Vec<Params>>,
+    ) -> anyhow::Result<Opened> {
+        let name = lane_name(lane);
+        let shared = Mirror::open(&self.cluster.config.topics.snapshots, lane, claim.entries)?;
+        let local = self.store.of_lane(&name);
+        let Begun { snapshot, mut head, from_topic, shared_changes, local_changes, mut shared_head } =
+            self.choose(lane, &shared, &local)?;
+        let fresh = snapshot.is_none();
+        let engine = match snapshot {
+            Some(snapshot) => Engine::restore(self.settings.clone(), head.engine.clone(), snapshot.records)
+                .with_context(|| format!("the state of lane {name} does not fit the configuration"))?,
+            None => Engine::new(self.settings.clone()),
+        };
+        if !fresh {
+            note_changes(&head, self.settings);
+        }
+        let mut audit = self.audit.as_deref().map(|path| Appender::new(&lane_path(path, lane)));
+        if let Some(log) = &mut audit {
+            let known = shared_head.audits.get(&self.instance).filter(|_| from_topic);
+            head.audit_bytes = known.map_or(head.audit_bytes, |audit| audit.bytes);
+            cut_audit(log, &mut head, fresh || (from_topic && known.is_none()))?;
+        }
+        shared_head.instance.clone_from(&self.instance);
+        shared_head.partitions = self.partitions as u32;
+        shared_head.term += 1;
+        let is_published = from_topic && head.configuration == fingerprint(self.settings);
+        let keeps = Keeps { snapshots: true, params: true, audit: audit.is_some(), spread: true };
+        let give_up = claim.transactions.given_up();
+        let outlets = LaneOutlets {
+            cluster: self.cluster.clone(),
+            transactions: claim.transactions,
+            shared,
+            head: shared_head,
+            audit_bytes: head.audit_bytes,
+            audit,
+            letter_bytes_max: self.settings.events.bytes_max,
+            facts: self.facts.clone(),
+            reader: self.reader.clone(),
+            shared_changes,
+            local_changes,
+            local,
+        };
+        let (mut runner, state) =
+            Runner::resume(self.settings, self.cadence, (engine, head), keeps, self.facts.clone(), outlets)?;
+        if !from_topic {
+            let of_lane = |params: &Params| partition_of(&params.space, self.partitions) == lane;
+            let known: Vec<Params> = published()?.into_iter().filter(of_lane).collect();
+            runner.meet_published(&known);
+        }
+        Ok(Opened { runner, state, is_published, give_up })
+    }
+
+    /// What a lane goes on from: the topic, or the local store where that is ahead; and what the other then lacks.
+    fn choose(&self, lane: i32, shared: &Archive<Mirror>, local: &Snapshots) -> anyhow::Result<Begun> {
+        let topic = &self.cluster.config.topics.snapshots;
+        let bad = |problem: String| Problem::BadState { lane: format!("{topic}/{lane}"), problem };
+        let (found, damaged) = shared.newest(&local.lane)?;
+        if let (None, Some(damage)) = (&found, damaged.first()) {
+            return Err(bad(damage.to_string()).into());
+        }
+        let Some(found) = found else {
+            let snapshot = local.newest()?;
+            let head = snapshot.as_ref().map_or(Ok(LaneHead::default()), |snapshot| LaneHead::open(&snapshot.head))?;
+            let records = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.records);
+            let shared_changes = difference(&[], records);
+            return Ok(Begun { head, shared_changes, snapshot, ..Begun::default() });
+        };
+        let shared_head = SharedHead::open(&found.head).map_err(|error| bad(error.to_string()))?;
+        self.check_partitions(&shared_head)?;
+        let head = LaneHead::open(&shared_head.lane).map_err(|error| bad(error.to_string()))?;
+        // One that is damaged is replaced.
+        let copy = local.archive().resume(&local.lane)?.0;
+        let of_copy = copy.as_ref().and_then(|copy| LaneHead::open(&copy.head).ok());
+        if let (Some(copy), Some(of_copy)) = (&copy, of_copy)
+            && of_copy.epoch > head.epoch
+        {
+            tracing::warn!(
+                lane = local.lane,
+                epoch = of_copy.epoch,
+                "the store has a later epoch than the topic: it is gone on from"
+            );
+            let shared_changes = difference(&found.records, &copy.records);
+            let snapshot = Some(copy.clone());
+            return Ok(Begun { snapshot, head: of_copy, shared_changes, shared_head, ..Begun::default() });
+        }
+        let local_changes = difference(copy.as_ref().map_or(&[], |copy| &copy.records), &found.records);
+        let term = shared_head.term;
+        tracing::info!(
+            lane = local.lane,
+            term,
+            from = shared_head.instance,
+            records = found.records.len(),
+            "taken over"
+        );
+        Ok(Begun { snapshot: Some(found), head, from_topic: true, local_changes, shared_head, ..Begun::default() })
+    }
+
+    /// Fails if spaces have been spread otherwise.
+    pub fn check_partitions(&self, head: &SharedHead) -> Result<(), Problem> {
+        let (before, now) = (head.partitions as usize, self.partitions);
+        let topic = self.cluster.config.topics.queries.clone();
+        if before == now { Ok(()) } else { Err(Problem::MorePartitions { topic, before, now }) }
+    }
+
+    /// Whether the log of a lane that another has taken over since is as long as it should be: it is now, unless nothing
+    /// is known of it.
+    pub fn settle(&self, lane: i32, head: &SharedHead) -> anyhow::Result<bool> {
+        let Some(path) = self.audit.as_deref().map(|path| lane_path(path, lane)) else { return Ok(true) };
+        if head.instance == self.instance {
+            return Ok(false);
+        }
+        if let Some(audit) = head.audits.get(&self.instance) {
+            let length = Appender::new(&path).cut(audit.bytes).context("audit.applied_log")?;
+            if length > audit.bytes {
+                tracing::info!(
+                    lane,
+                    cut = length - audit.bytes,
+                    "lines that were never committed are cut from audit.applied_log"
+                );
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// What a lane begins from.
+#[derive(Default)]
+struct Begun {
+    snapshot: Option<Snapshot>,
+    head: LaneHead,
+    from_topic: bool,
+    /// What the topic, and what the local store lacks.
+    shared_changes: Vec<Change>,
+    local_changes: Vec<Change>,
+    shared_head: SharedHead,
+}
+
+/// Where the work of a lane goes.
+struct LaneOutlets {
+    cluster: Cluster,
+    transactions: Transactions,
+    shared: Archive<Mirror>,
+    head: SharedHead,
+    audit: Option<Appender>,
+    audit_bytes: u64,
+    letter_bytes_max: usize,
+    facts: Arc<Facts>,
+    local: Snapshots,
+    reader: Arc<OnceLock<Arc<Reader>>>,
+    shared_changes: Vec<Change>,
+    local_changes: Vec<Change>,
+}
+
+impl Carry for LaneOutlets {
+    fn carry_out(&mut self, mut work: Work) -> anyhow::Result<()> {
+        if let Some((head, changes)) = work.snapshot.take() {
+            self.commit(&work, head, changes)?;
+            self.facts.published(std::mem::take(&mut work.told));
+            if let Some(reader) = self.reader.get() {
+                reader.commit(&work.positions);
+            }
+        }
+        if let Some(done) = work.done {
+            // Whoever asked may have gone.
+            let _ = done.send(());
+        }
+        Ok(())
+    }
+}
+
+impl LaneOutlets {
+    fn commit(&mut self, work: &Work, head: Vec<u8>, changes: Vec<Change>) -> anyhow::Result<()> {
+        let (begun, records) = (Instant::now(), changes.len());
+        let local_changes = together(&mut self.local_changes, changes.clone());
+        let messages = self.messages(work, &head, changes)?;
+        failpoint::reach("before-publish");
+        self.transactions.deliver(&messages)?;
+        if let Some(audit) = &mut self.audit {
+            audit.append(&work.audit).context("audit.applied_log")?;
+        }
+        failpoint::reach("mid-publish");
+        self.transactions.commit()?;
+        failpoint::reach("after-publish");
+        failpoint::reach("before-persist");
+        let generation = self.local.archive().commit(&self.local.lane, &head, local_changes)?;
+        failpoint::reach("after-persist");
+        self.local.witness.note(generation).context("cannot note the snapshot beside its store")?;
+        tracing::debug!(lane = self.local.lane, generation, messages = messages.len(), "snapshot");
+        self.facts.snapshot(&self.local.lane, generation, records, begun.elapsed());
+        Ok(())
+    }
+
+    /// All that belongs together.
+    fn messages(&mut self, work: &Work, head: &[u8], changes: Vec<Change>) -> anyhow::Result<Vec<Outgoing>> {
+        self.audit_bytes += work.audit.len() as u64;
+        self.head.lane = head.to_vec();
+        if self.audit.is_some() {
+            self.head.note_audit(self.audit_bytes);
+        }
+        let letters = work.dead_letters.iter();
+        let letters = letters.map(|letter| Outgoing::dead_letter(&self.cluster, letter, self.letter_bytes_max));
+        let params = work.params.iter().map(|(space, bytes)| Outgoing::params(&self.cluster, space, bytes));
+        let mut messages: Vec<Outgoing> = letters.chain(params).collect();
+        let changes = together(&mut self.shared_changes, changes);
+        self.shared.commit(&self.local.lane, &self.head.seal(), changes)?;
+        messages.extend(self.shared.store_mut().take_outbox());
+        Ok(messages)
+    }
+}
+
+/// Whether a lane can be gone on with from these.
+fn is_whole(topic: &str, lane: i32, entries: &Entries) -> bool {
+    let found = Mirror::open(topic, lane, entries.clone()).map(|archive| archive.newest(&lane_name(lane)));
+    matches!(found, Ok(Ok((Some(_), _))))
+}
+
+/// Changes that were left over, then others: of each record the last.
+fn together(left_over: &mut Vec<Change>, changes: Vec<Change>) -> Vec<Change> {
+    if left_over.is_empty() {
+        return changes;
+    }
+    let all: BTreeMap<Vec<u8>, Option<Vec<u8>>> = std::mem::take(left_over).into_iter().chain(changes).collect();
+    all.into_iter().collect()
+}
+
+/// The name of a lane: in the store, in the topic and among transactions.
+pub(super) fn lane_name(lane: i32) -> String {
+    format!("partition-{lane}")
+}
+
+/// A file that every lane has for itself.
+pub(super) fn lane_path(path: &Path, lane: i32) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = path.extension().map(|extension| format!(".{}", extension.to_string_lossy())).unwrap_or_default();
+    path.with_file_name(format!("{stem}-{}{extension}", lane_name(lane)))
+}

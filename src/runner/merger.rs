@@ -1,0 +1,242 @@
+//! Brings the shards of a space together: their learners are sums of examples, so the whole is the sum of the shards.
+//!
+//! Each lane that has events of the space learns from them in a learner of its own, which is in the lane's state on the
+//! snapshots topic. Whoever has the lane of the space's own key follows these states, adds the learners up, projects the
+//! sum and publishes it, under a name of its own among transactions, so that there is one of them. It keeps nothing: what
+//! it publishes follows from what is committed, whoever does it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::message::Message;
+use rdkafka::{Offset, TopicPartitionList};
+
+use super::lane::lane_name;
+use crate::config::{Settings, Spec};
+use crate::engine::learner_key;
+use crate::event::Name;
+use crate::learner::Trainer;
+use crate::router::Params;
+use crate::snapshot::{LaneHead, SharedHead};
+use crate::transport::kafka::cluster::{Cluster, Plain, Problem, failed};
+use crate::transport::kafka::homes::partitions_of;
+use crate::transport::kafka::outlet::Outgoing;
+use crate::transport::kafka::state::{Entries, Mirror, follower, note};
+use crate::transport::kafka::transaction::Transactions;
+use crate::transport::now_ms;
+use crate::wire::params;
+
+/// How long it waits for messages before it looks whether there is something to publish.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// How long it waits after something went wrong.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What a merger works with.
+#[derive(Clone)]
+pub(super) struct Merging {
+    pub cluster: Cluster,
+    pub settings: Settings,
+    pub space: Name,
+    /// How many lanes there are.
+    pub partitions: usize,
+    /// The most that a message may take.
+    pub message_bytes: usize,
+    /// The least time between two publications.
+    pub every: Duration,
+}
+
+/// A thread that merges until it is dropped.
+pub(super) struct Merger {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Merger {
+    /// Starts it.
+    pub fn start(merging: Merging) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let run = move || {
+            while !seen.load(Ordering::Relaxed) {
+                match merging.follow(&seen) {
+                    Err(error) if is_fenced(&error) => {
+                        tracing::warn!(space = merging.space.as_str(), "another instance brings the shards together");
+                        return;
+                    }
+                    Err(error) => {
+                        tracing::warn!(space = merging.space.as_str(), "shards are brought together later: {error:#}");
+                        std::thread::sleep(PAUSE);
+                    }
+                    Ok(()) => {}
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("merger".to_owned()).spawn(run)?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Merger {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Merging {
+    /// Publishes what the committed states come to, once.
+    pub fn once(&self) -> anyhow::Result<()> {
+        let mut shards = Shards::open(self)?;
+        let transactions = self.take_over()?;
+        while shards.at_end.len() < shards.lanes.len() {
+            shards.take_in()?;
+        }
+        shards.publish(&transactions)
+    }
+
+    fn follow(&self, stop: &AtomicBool) -> anyhow::Result<()> {
+        let transactions = self.take_over()?;
+        let mut shards = Shards::open(self)?;
+        let mut published = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            shards.take_in()?;
+            if published.elapsed() >= self.every {
+                shards.publish(&transactions)?;
+                published = Instant::now();
+            }
+        }
+        Ok(())
+    }
+
+    fn take_over(&self) -> Result<Transactions, Problem> {
+        Transactions::take_over(&self.cluster, &format!("shards-{}", self.space), self.message_bytes)
+    }
+
+    fn spec(&self) -> &Spec {
+        self.settings.space(&self.space)
+    }
+}
+
+/// What is known of the lanes that have shards of the space.
+struct Shards<'a> {
+    merging: &'a Merging,
+    consumer: BaseConsumer<Plain>,
+    lanes: BTreeMap<i32, Shard>,
+    /// Lanes that were read to their end at least once.
+    at_end: BTreeSet<i32>,
+    /// What was published last: epoch and version.
+    published: Option<(u64, u64)>,
+}
+
+/// What is known of a lane.
+#[derive(Default)]
+struct Shard {
+    entries: Entries,
+    /// Whether something came since it was looked at.
+    changed: bool,
+    epoch: u64,
+    learner: Option<Trainer>,
+}
+
+impl<'a> Shards<'a> {
+    fn open(merging: &'a Merging) -> Result<Self, Problem> {
+        let topic = &merging.cluster.config.topics.snapshots;
+        let cannot = |error: KafkaError| failed(format!("following {topic}"), &error);
+        let consumer = follower(&merging.cluster)?;
+        let lanes = partitions_of(&merging.space, merging.spec().shards, merging.partitions);
+        let mut assignment = TopicPartitionList::new();
+        for lane in &lanes {
+            assignment.add_partition_offset(topic, *lane, Offset::Beginning).map_err(cannot)?;
+        }
+        consumer.assign(&assignment).map_err(cannot)?;
+        let lanes = lanes.into_iter().map(|lane| (lane, Shard::default())).collect();
+        Ok(Self { merging, consumer, lanes, at_end: BTreeSet::new(), published: None })
+    }
+
+    /// Takes in a message, if one comes soon.
+    fn take_in(&mut self) -> Result<(), Problem> {
+        match self.consumer.poll(WAIT) {
+            Some(Ok(message)) => {
+                if let Some(shard) = self.lanes.get_mut(&message.partition()) {
+                    note(&mut shard.entries, message.key(), message.payload());
+                    shard.changed = true;
+                }
+            }
+            Some(Err(KafkaError::PartitionEOF(lane))) => drop(self.at_end.insert(lane)),
+            Some(Err(error)) => self.merging.cluster.trouble.note(&error, "while following the snapshots"),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Publishes the sum, if all lanes were read and it is another one than before.
+    fn publish(&mut self, transactions: &Transactions) -> anyhow::Result<()> {
+        if self.at_end.len() < self.lanes.len() {
+            return Ok(());
+        }
+        let (space, spec) = (&self.merging.space, self.merging.spec());
+        let topic = &self.merging.cluster.config.topics.snapshots;
+        for (lane, shard) in self.lanes.iter_mut().filter(|(_, shard)| shard.changed) {
+            // While a transaction is coming in the state is not whole: the next look finds it so.
+            shard.changed = !shard.look(topic, *lane, space, spec)?;
+        }
+        let mut sum = Trainer::new(spec.clone());
+        for learner in self.lanes.values().filter_map(|shard| shard.learner.as_ref()) {
+            anyhow::ensure!(sum.add(learner), "the shards of space {space} cannot be added up");
+        }
+        // The sum of epochs grows when any of them does.
+        let (epoch, version) = (self.lanes.values().map(|shard| shard.epoch).sum(), sum.version());
+        if version == 0 || self.published == Some((epoch, version)) {
+            return Ok(());
+        }
+        let params = Params {
+            space: space.clone(),
+            epoch,
+            version,
+            revision: 0,
+            models: spec.models.clone(),
+            dim: spec.dim,
+            created_ms: now_ms(),
+            algorithm: spec.algorithm().to_owned(),
+            policy: sum.policy(),
+        };
+        let message = Outgoing::params(&self.merging.cluster, space, &params::encode(&params));
+        transactions.deliver(&[message])?;
+        transactions.commit()?;
+        tracing::debug!(space = space.as_str(), epoch, version, "shards are brought together");
+        self.published = Some((epoch, version));
+        Ok(())
+    }
+}
+
+impl Shard {
+    /// Takes the learner of the newest state; false if that is not whole yet.
+    fn look(&mut self, topic: &str, lane: i32, space: &Name, spec: &Spec) -> anyhow::Result<bool> {
+        if self.entries.is_empty() {
+            return Ok(true);
+        }
+        let archive = Mirror::open(topic, lane, self.entries.clone())?;
+        let Ok((Some(found), _)) = archive.newest(&lane_name(lane)) else { return Ok(false) };
+        self.epoch = LaneHead::open(&SharedHead::open(&found.head)?.lane)?.epoch;
+        let key = learner_key(space);
+        if let Some((_, bytes)) = found.records.iter().find(|(known, _)| *known == key) {
+            let learner = Trainer::restore(spec.clone(), bytes);
+            self.learner = Some(learner.with_context(|| format!("the shard of space {space} in lane {lane}"))?);
+        }
+        Ok(true)
+    }
+}
+
+fn is_fenced(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Problem::Fenced(_))))
+}

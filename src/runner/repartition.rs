@@ -1,0 +1,164 @@
+//! Moves spaces after their partitions, once a topic has grown.
+//!
+//! With more partitions most spaces have another one. Their state moves from lane to lane on the snapshots topic, in one
+//! transaction over all lanes: before it all lanes are as they were, after it all are spread anew, and who starts in
+//! between is refused. What was not read before would be met by lanes that no longer have its space, so all has to be
+//! read first.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, anyhow};
+
+use super::follow::check_stopped;
+use super::lane::lane_name;
+use crate::engine::space_of;
+use crate::event::Name;
+use crate::snapshot::{LaneHead, SharedHead};
+use crate::store::archive::{Archive, difference};
+use crate::transport::kafka::cluster::{Cluster, Problem};
+use crate::transport::kafka::homes::partition_of;
+use crate::transport::kafka::outlet::Outgoing;
+use crate::transport::kafka::positions;
+use crate::transport::kafka::state::{self, Entries, Mirror};
+use crate::transport::kafka::topics::check_partitions;
+use crate::transport::kafka::transaction::Transactions;
+
+/// What was done.
+#[derive(Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Moved {
+    /// Partitions before.
+    pub before: usize,
+    /// Partitions now.
+    pub now: usize,
+    /// Spaces, and those of them that have another lane now.
+    pub spaces: usize,
+    /// Spaces that have another lane now.
+    pub moved: usize,
+}
+
+/// The state of a lane.
+struct State {
+    archive: Archive<Mirror>,
+    shared: SharedHead,
+    head: LaneHead,
+    records: Records,
+}
+
+type Records = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// The name among transactions, of which there is one for all lanes.
+const NAME: &str = "repartition";
+
+/// So much a message may take: all are parts of states.
+const MESSAGE_BYTES: usize = 1_000_000;
+
+/// Spreads all spaces over the partitions that there are now. With `accept_gap` also where something was not read.
+pub fn repartition(cluster: &Cluster, accept_gap: bool) -> anyhow::Result<Moved> {
+    check_stopped(cluster)?;
+    let (now, _) = check_partitions(cluster)?;
+    let lanes: Vec<i32> = (0..now as i32).collect();
+    let heads = state::heads(cluster, &lanes)?;
+    let before = heads.values().map(|head| head.partitions as usize).next();
+    let before =
+        before.ok_or_else(|| anyhow!("no lane has a state on the snapshots topic: there is nothing to move"))?;
+    if before == now {
+        let queries = &cluster.config.topics.queries;
+        return Err(anyhow!(
+            "the spaces are spread over {now} partitions, as many as {queries} has: there is nothing to do"
+        ));
+    }
+    let whole = Transactions::take_over(cluster, NAME, MESSAGE_BYTES)?;
+    let (mut states, mut owners) = (Vec::new(), Vec::new());
+    for lane in &lanes {
+        // Whoever believes to have the lane cannot write it any more.
+        owners.push(Transactions::take_over(cluster, &lane_name(*lane), MESSAGE_BYTES)?);
+        states.push(read(cluster, *lane)?);
+    }
+    if !accept_gap {
+        check_read(cluster, &states[..before])?;
+    }
+    let (messages, moved) = spread(&mut states)?;
+    whole.deliver(&messages)?;
+    whole.commit()?;
+    Ok(Moved { before, now, ..moved })
+}
+
+fn read(cluster: &Cluster, lane: i32) -> anyhow::Result<State> {
+    let topic = &cluster.config.topics.snapshots;
+    let bad = |problem: String| Problem::BadState { lane: format!("{topic}/{lane}"), problem };
+    let archive = Mirror::open(topic, lane, state::read(cluster, lane, Entries::new(), 0)?)?;
+    let (found, damaged) = archive.newest(&lane_name(lane))?;
+    if let (None, Some(damage)) = (&found, damaged.first()) {
+        return Err(bad(damage.to_string()).into());
+    }
+    let Some(found) = found else {
+        return Ok(State { archive, shared: SharedHead::default(), head: LaneHead::default(), records: Vec::new() });
+    };
+    let shared = SharedHead::open(&found.head).map_err(|error| bad(error.to_string()))?;
+    let head = LaneHead::open(&shared.lane).map_err(|error| bad(error.to_string()))?;
+    Ok(State { archive, shared, head, records: found.records })
+}
+
+/// Fails if a lane has not read all that is in its partitions.
+fn check_read(cluster: &Cluster, states: &[State]) -> anyhow::Result<()> {
+    let topics = &cluster.config.topics;
+    let ids = cluster.topic_ids(&[&topics.queries, &topics.rewards])?;
+    for (lane, state) in (0..).zip(states) {
+        for topic in [&topics.queries, &topics.rewards] {
+            let start = positions::at(cluster.watermarks(topic, lane)?.0);
+            let position = state.head.merge.positions.get(&positions::name(topic, &ids, lane)).unwrap_or(&start);
+            if let Some(offset) = positions::unread(cluster, topic, lane, position)? {
+                return Err(anyhow!(
+                    "{topic}/{lane} has messages that were not learned from, the first at offset {offset}: the spaces in them \
+                     would be looked for in vain. Before a topic grows, stop the producers, then the fleet, and run \
+                     `pointsman learn --once`; now `pointsman repartition --accept-gap` goes on, and messages of spaces that \
+                     have moved become dead letters"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What is to be written so that every space is in the lane that its partition has now.
+fn spread(states: &mut [State]) -> anyhow::Result<(Vec<Outgoing>, Moved)> {
+    let number = states.len();
+    let home = |space: &Name| partition_of(space, number) as usize;
+    let mut records: Vec<Records> = vec![Vec::new(); number];
+    let mut publications = vec![BTreeMap::new(); number];
+    let mut homes = BTreeMap::<Name, (usize, usize)>::new();
+    for (lane, state) in states.iter().enumerate() {
+        for (key, value) in &state.records {
+            let space = space_of(key).context("a record belongs to no space")?;
+            records[home(&space)].push((key.clone(), value.clone()));
+            let before = homes.insert(space.clone(), (lane, home(&space)));
+            if before.is_some_and(|(other, _)| other != lane) {
+                return Err(anyhow!(
+                    "space {space} is spread over several lanes (spaces.{space}.shards): its requests would have others, and \
+                     cannot be moved"
+                ));
+            }
+        }
+        for (space, publication) in &state.head.publications {
+            publications[home(space)].insert(space.clone(), *publication);
+        }
+    }
+    // Of a space's parameters the later epoch counts: none may fall behind what was published of it.
+    let epoch = states.iter().map(|state| state.head.epoch).max().unwrap_or(0);
+    let configuration = states.iter().map(|state| &state.head.configuration).find(|text| !text.is_empty()).cloned();
+    let mut messages = Vec::new();
+    for (lane, ((state, records), publications)) in states.iter_mut().zip(records).zip(publications).enumerate() {
+        (state.head.epoch, state.head.publications) = (epoch, publications);
+        if state.head.configuration.is_empty() {
+            state.head.configuration = configuration.clone().unwrap_or_default();
+        }
+        state.shared.instance = NAME.to_owned();
+        (state.shared.partitions, state.shared.lane) = (number as u32, state.head.seal());
+        state.shared.term += 1;
+        let changes = difference(&state.records, &records);
+        state.archive.commit(&lane_name(lane as i32), &state.shared.seal(), changes)?;
+        messages.extend(state.archive.store_mut().take_outbox());
+    }
+    let moved = homes.values().filter(|(from, to)| from != to).count();
+    Ok((messages, Moved { before: 0, now: number, spaces: homes.len(), moved }))
+}

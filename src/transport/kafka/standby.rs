@@ -1,0 +1,152 @@
+//! Copies of lanes that others have, so that taking one over needs no reading of the snapshots topic from its beginning.
+//!
+//! A thread follows the topic. Lanes of this instance are left out while it has them, and followed on from there when it
+//! has handed them over. What a copy lacks at the moment of the take-over is read then. Copies are bounded in bytes together: a lane whose copy does not fit is read when it is taken
+//! over, as it would be without a standby. So is one whose copy is not whole, which the head of its state tells: compaction
+//! may have dropped what says that an entry is gone before it was read here.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::message::Message;
+use rdkafka::{Offset, TopicPartitionList};
+
+use super::cluster::{Cluster, Plain, Problem, failed};
+use super::state::{Entries, follower, note};
+use crate::transport::lock;
+
+/// Follows the snapshots topic until it is dropped.
+pub struct Standby {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    lanes: Mutex<BTreeMap<i32, Copied>>,
+    stop: AtomicBool,
+    bytes_max: usize,
+}
+
+/// What is known of a lane.
+#[derive(Default)]
+struct Copied {
+    entries: Entries,
+    bytes: usize,
+    /// The offset after the last message that was read.
+    next: u64,
+    /// Whether this instance has it: nothing is read of it then.
+    own: bool,
+    /// Whether it did not fit.
+    dropped: bool,
+}
+
+impl Standby {
+    /// Follows so many lanes, in at most so many bytes.
+    pub fn start(cluster: &Cluster, lanes: usize, bytes_max: usize) -> Result<Self, Problem> {
+        let topic = cluster.config.topics.snapshots.clone();
+        let cannot = |error: KafkaError| failed(format!("following {topic}"), &error);
+        let consumer = follower(cluster)?;
+        let mut all = TopicPartitionList::new();
+        for lane in 0..lanes as i32 {
+            all.add_partition_offset(&topic, lane, Offset::Beginning).map_err(cannot)?;
+        }
+        consumer.assign(&all).map_err(cannot)?;
+        let copies = (0..lanes as i32).map(|lane| (lane, Copied::default())).collect();
+        let stop = AtomicBool::new(false);
+        let shared = Arc::new(Shared { lanes: Mutex::new(copies), stop, bytes_max });
+        let following = Following { consumer, topic, shared: shared.clone(), paused: BTreeMap::new() };
+        let thread = std::thread::Builder::new()
+            .name("standby".to_owned())
+            .spawn(move || following.run())
+            .map_err(|error| Problem::Failed { doing: "starting a thread".to_owned(), problem: error.to_string() })?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// The copy of a lane, if there is one, and the offset from which it lacks something. From here on the lane is this
+    /// instance's own.
+    pub fn take(&self, lane: i32) -> Option<(Entries, u64)> {
+        let mut lanes = lock(&self.shared.lanes);
+        let copy = lanes.get_mut(&lane)?;
+        copy.own = true;
+        (!copy.dropped && copy.next > 0).then(|| (copy.entries.clone(), copy.next))
+    }
+
+    /// The lane is followed again.
+    pub fn give_back(&self, lane: i32) {
+        if let Some(copy) = lock(&self.shared.lanes).get_mut(&lane) {
+            copy.own = false;
+        }
+    }
+}
+
+impl Drop for Standby {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread.
+struct Following {
+    consumer: BaseConsumer<Plain>,
+    topic: String,
+    shared: Arc<Shared>,
+    /// Whether the client was told to read a lane no more.
+    paused: BTreeMap<i32, bool>,
+}
+
+impl Following {
+    fn run(mut self) {
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            match self.consumer.poll(Duration::from_millis(50)) {
+                Some(Ok(message)) => {
+                    let next = message.offset().max(0).unsigned_abs() + 1;
+                    self.shared.take_in(message.partition(), message.key(), message.payload(), next);
+                }
+                None | Some(Err(KafkaError::PartitionEOF(_))) => {}
+                Some(Err(error)) => tracing::debug!(%error, "the snapshots cannot be followed now"),
+            }
+            self.pause_own();
+        }
+    }
+
+    fn pause_own(&mut self) {
+        let lanes = lock(&self.shared.lanes);
+        let wanted: BTreeMap<i32, bool> = lanes.iter().map(|(lane, copy)| (*lane, copy.own || copy.dropped)).collect();
+        drop(lanes);
+        for (lane, pause) in wanted {
+            if self.paused.insert(lane, pause).unwrap_or(false) != pause {
+                let mut list = TopicPartitionList::new();
+                list.add_partition(&self.topic, lane);
+                let done = if pause { self.consumer.pause(&list) } else { self.consumer.resume(&list) };
+                if let Err(error) = done {
+                    tracing::debug!(%error, lane, "a lane could not be paused or resumed");
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn take_in(&self, lane: i32, key: Option<&[u8]>, value: Option<&[u8]>, next: u64) {
+        let mut lanes = lock(&self.lanes);
+        let all: usize = lanes.values().map(|copy| copy.bytes).sum();
+        let Some(copy) = lanes.get_mut(&lane).filter(|copy| !copy.dropped) else { return };
+        let before = key.and_then(|key| copy.entries.get(key)).map_or(0, Vec::len);
+        let after = value.map_or(0, <[u8]>::len);
+        note(&mut copy.entries, key, value);
+        copy.bytes = (copy.bytes + after).saturating_sub(before);
+        copy.next = next;
+        if (all + after).saturating_sub(before) > self.bytes_max {
+            tracing::warn!(lane, "transport.kafka.standby_bytes_max is reached: the lane is no longer followed");
+            *copy = Copied { dropped: true, own: copy.own, ..Copied::default() };
+        }
+    }
+}

@@ -1,0 +1,683 @@
+//! Many instances that share the lanes of a real Kafka broker, while some join, leave, are killed and come back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use pointsman::config::Config;
+use pointsman::engine::{Engine, Input, Side};
+use pointsman::event::{Name, Query};
+use pointsman::router::Params;
+use pointsman::transport::kafka::cluster::Cluster;
+use pointsman::transport::kafka::homes::{Keys, partition_of};
+use pointsman::transport::kafka::params::ParamsTopic;
+use pointsman::wire::events::Parser;
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminOptions, AlterConfig, NewPartitions, ResourceSpecifier};
+use rdkafka::message::Message;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use serde_json::{Value, json};
+
+use crate::broker::{self, Broker};
+use crate::kafka::{Place, log_of};
+use crate::sidecar::{Client, Process, free_port};
+use crate::size::sized;
+
+const DIM: usize = 8;
+
+const LANES: &str = "[learner]\ndim = 8\nmodels = [\"a\", \"b\", \"c\"]\n[join]\nreorder_ms = 20\n\
+                     [snapshot]\nevery_updates = 100\nevery_ms = 200\n";
+
+/// One instance of the fleet, with a directory of its own.
+struct Instance {
+    config: PathBuf,
+    dir: PathBuf,
+    client: Client,
+    process: Option<Process>,
+}
+
+impl Instance {
+    fn new(place: &Place, name: &str, more: &str) -> Self {
+        let (dir, port) = (place.dir.path().join(name), free_port());
+        fs::create_dir(&dir).unwrap();
+        let config = dir.join("learn.toml");
+        let text = fs::read_to_string(&place.config).unwrap();
+        let text = text.replace(place.dir.path().to_str().unwrap(), dir.to_str().unwrap());
+        let text = text.replace("idle_ms = 100\n", &format!("idle_ms = 100\nlanes = \"partition\"\n{more}"));
+        let client = "[transport.kafka.client]\n\"session.timeout.ms\" = 3000\n\"heartbeat.interval.ms\" = 500\n";
+        fs::write(&config, format!("{text}{client}[http]\nlisten = \"127.0.0.1:{port}\"\n")).unwrap();
+        Self { config, dir, client: Client::new(port), process: None }
+    }
+
+    fn start(&mut self) {
+        self.process = Some(Process::start(&self.config, &["learn"]));
+    }
+
+    fn signal(&self, name: &str) {
+        self.process.as_ref().unwrap().signal(name);
+    }
+
+    fn kill(&mut self) {
+        self.process.take().unwrap().kill();
+    }
+
+    fn leave(&mut self) {
+        self.process.take().unwrap().terminate();
+    }
+
+    fn status(&self) -> Option<Value> {
+        self.process.as_ref()?;
+        self.client.get("/v1/status").map(|(_, status)| status)
+    }
+
+    /// Lanes that it has, if it is ready.
+    fn lanes(&self) -> Vec<i64> {
+        let Some(status) = self.status().filter(|status| status["ready"] == json!(true)) else { return Vec::new() };
+        status["lanes"].as_array().unwrap().iter().filter_map(Value::as_i64).collect()
+    }
+
+    /// How long it took to open lanes, each time: how many, and milliseconds.
+    fn openings(&self) -> Vec<(usize, u64)> {
+        let opening = |line: &str| {
+            let line = line.split_once("lanes are opened")?.1;
+            let lanes = line.split_once("lanes=[")?.1.split_once(']')?.0;
+            let ms = line.split_once("ms=")?.1.split_whitespace().next()?.parse().ok()?;
+            Some((lanes.split(',').count(), ms))
+        };
+        log_of(&self.config).lines().filter_map(opening).collect()
+    }
+
+    /// Requests that it has applied, with the lane whose log has them.
+    fn applied(&self, lanes: usize) -> Vec<(usize, Value)> {
+        let read = |lane: usize| fs::read_to_string(self.dir.join(format!("audit-partition-{lane}.jsonl")));
+        let lines = |lane| {
+            let text = read(lane).unwrap_or_default();
+            text.lines().map(|line| (lane, serde_json::from_str(line).unwrap())).collect::<Vec<_>>()
+        };
+        (0..lanes).flat_map(lines).collect()
+    }
+}
+
+/// Topics with so many partitions.
+fn place(brokers: &str, lanes: usize) -> Place {
+    let place = Place::without_topics(brokers, LANES);
+    let text = fs::read_to_string(&place.config).unwrap();
+    fs::write(&place.config, text.replace("partitions = 3\n", &format!("partitions = {lanes}\n"))).unwrap();
+    place.ok(&["topics", "init"]);
+    place
+}
+
+/// Waits for the lanes of all instances together to be all lanes, each once, and nobody else's: how long that took.
+fn await_all(instances: &[Instance], lanes: usize) -> Duration {
+    let start = Instant::now();
+    loop {
+        let mut owned: Vec<i64> = instances.iter().flat_map(Instance::lanes).collect();
+        owned.sort_unstable();
+        if owned.iter().copied().eq(0..lanes as i64) {
+            return start.elapsed();
+        }
+        assert!(start.elapsed() < Duration::from_secs(90), "{owned:?}\n{}", logs(instances));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn logs(instances: &[Instance]) -> String {
+    let tail = |instance: &Instance| {
+        let log = log_of(&instance.config);
+        let from = log.len().saturating_sub(4000);
+        format!("--- {}\n{}", instance.dir.display(), String::from_utf8_lossy(&log.as_bytes()[from..]))
+    };
+    instances.iter().map(tail).collect()
+}
+
+/// Traffic that goes on until it is stopped.
+struct Load {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(u64, BTreeSet<String>)>,
+}
+
+impl Load {
+    /// Requests of so many spaces, one in ten of them without a reward.
+    fn start(place: &Place, brokers: &str, spaces: usize, dim: usize) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (seen, brokers) = (stop.clone(), brokers.to_owned());
+        let (queries, rewards) = (place.topic("queries").to_owned(), place.topic("rewards").to_owned());
+        let thread = std::thread::spawn(move || {
+            let mut settings = ClientConfig::new();
+            settings.set("bootstrap.servers", &brokers).set("partitioner", "murmur2_random").set("linger.ms", "5");
+            settings.set("enable.idempotence", "true");
+            let producer: BaseProducer = settings.create().unwrap();
+            let (mut number, mut rewarded) = (0_u64, BTreeSet::new());
+            while !seen.load(Ordering::Relaxed) {
+                for _ in 0..8 {
+                    let (id, space) = (format!("r{number}"), format!("space-{}", number as usize % spaces));
+                    let ts_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+                    let query: Vec<f64> = (0..dim as u64).map(|i| ((number * (i + 3)) % 17) as f64 - 7.5).collect();
+                    let (model, propensities) =
+                        (["a", "b", "c"][number as usize % 3], json!({"a": 0.3, "b": 0.3, "c": 0.4}));
+                    let event = json!({"request_id": id, "space": space, "ts_ms": ts_ms, "query": query, "model": model,
+                        "propensities": propensities});
+                    producer.send(BaseRecord::to(&queries).key(&space).payload(&event.to_string())).unwrap();
+                    if number % 10 != 9 {
+                        let event = json!({"request_id": id, "space": space, "ts_ms": ts_ms + 3, "reward": number % 2});
+                        producer.send(BaseRecord::to(&rewards).key(&space).payload(&event.to_string())).unwrap();
+                        rewarded.insert(id);
+                    }
+                    number += 1;
+                }
+                producer.poll(Duration::from_millis(20));
+            }
+            producer.flush(Duration::from_secs(30)).unwrap();
+            (number, rewarded)
+        });
+        Self { stop, thread }
+    }
+
+    /// Requests, and those of them that have a reward.
+    fn stop(self) -> (u64, BTreeSet<String>) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// How many requests the instances together have learned from, as far as they say it.
+fn applied(instances: &[Instance]) -> u64 {
+    let of = |instance: &Instance| instance.status().and_then(|status| status["counts"]["applied"].as_u64());
+    instances.iter().filter_map(of).sum()
+}
+
+/// Waits until the instances together have learned from so many requests.
+fn await_applied(instances: &[Instance], is_enough: impl Fn(u64) -> bool) {
+    let start = Instant::now();
+    while !is_enough(applied(instances)) {
+        assert!(start.elapsed() < Duration::from_secs(90), "{}\n{}", applied(instances), logs(instances));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// What all lanes have come to, by somebody who has only what the topics hold.
+fn summary(place: &Place) -> Value {
+    let dir = place.dir.path().join("judge");
+    let set = |key: &str, value: &str| ["--set".to_owned(), format!("{key}={value}")];
+    let more = [
+        set("store.dir", dir.to_str().unwrap()),
+        set("audit.applied_log", ""),
+        set("transport.kafka.lanes", "partition"),
+    ];
+    let more: Vec<String> = more.concat();
+    let arguments: Vec<&str> =
+        ["learn", "--once", "--json"].into_iter().chain(more.iter().map(String::as_str)).collect();
+    // One that was killed is a member until its session is over.
+    let start = Instant::now();
+    loop {
+        let output = place.run(&arguments);
+        if output.status.success() {
+            return serde_json::from_slice(&output.stdout).unwrap();
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("another instance") && start.elapsed() < Duration::from_secs(30), "{said}");
+    }
+}
+
+/// Checks that every request was applied once, and that all that was read is accounted for.
+fn check(place: &Place, instances: &[Instance], lanes: usize, requests: u64, rewarded: &BTreeSet<String>) {
+    let mut applied = Vec::new();
+    for instance in instances {
+        for (lane, line) in instance.applied(lanes) {
+            let space = Name::try_from(line["space"].as_str().unwrap()).unwrap();
+            assert_eq!(partition_of(&space, lanes), lane as i32, "{line}");
+            applied.push(line["request_id"].as_str().unwrap().to_owned());
+        }
+    }
+    let unique: BTreeSet<String> = applied.iter().cloned().collect();
+    let twice = || {
+        let mut seen = BTreeSet::new();
+        applied.iter().filter(|id| !seen.insert(id.as_str())).take(20).cloned().collect::<Vec<_>>()
+    };
+    let missing: Vec<&String> = rewarded.difference(&unique).take(20).collect();
+    assert!(missing.is_empty(), "not in the logs of applied requests: {missing:?}\n{}", logs(instances));
+    assert_eq!(applied.len(), rewarded.len(), "each once, but {:?}\n{}", twice(), logs(instances));
+    let found = summary(place);
+    let of = |key: &str| found[key].as_u64().unwrap();
+    assert_eq!((of("queries"), of("rewards"), of("applied")), (requests, rewarded.len() as u64, applied.len() as u64));
+    assert_eq!((of("dead_letters"), of("duplicates"), of("late"), of("orphaned")), (0, 0, 0, 0), "{found}");
+    assert_eq!(of("queries"), of("joined") + of("pending"), "{found}");
+}
+
+/// Checks that parameters never went back, whoever wrote them, and that lanes were written by one after the other.
+fn check_history(place: &Place) {
+    let mut newest = BTreeMap::<String, (u64, u64, u64)>::new();
+    for message in place.messages("params") {
+        let params = pointsman::wire::params::decode(message.payload().unwrap()).unwrap();
+        let stamp = (params.epoch, params.version, params.revision);
+        let before = newest.insert(params.space.to_string(), stamp);
+        assert!(before < Some(stamp), "{}: {stamp:?} after {before:?}", params.space);
+    }
+    let mut terms = BTreeMap::<i32, u64>::new();
+    for message in place.messages("snapshots") {
+        let (Some(key), Some(value)) = (message.key(), message.payload()) else { continue };
+        let Some(head) = pointsman::store::archive::head_of(key, value) else { continue };
+        let head = pointsman::snapshot::SharedHead::open(&head).unwrap();
+        let before = terms.insert(message.partition(), head.term);
+        assert!(before <= Some(head.term), "{}: {} after {before:?}", message.partition(), head.term);
+    }
+}
+
+#[test]
+fn every_request_is_applied_once_by_the_whole_fleet() {
+    let Some(brokers) = broker::shared() else { return };
+    let (lanes, spaces, kills) = (12, 60, sized(10, 100));
+    let place = place(brokers, lanes);
+    let mut instances: Vec<Instance> = (0..3).map(|n| Instance::new(&place, &format!("i{n}"), "")).collect();
+    instances.iter_mut().for_each(Instance::start);
+    let load = Load::start(&place, brokers, spaces, DIM);
+    await_all(&instances, lanes);
+    let mut absences = Vec::new();
+    for round in 0..kills {
+        let victim = round % 3;
+        instances[victim].kill();
+        // Most of the time the others take over; now and then it is back before they notice.
+        if round % 4 != 3 {
+            absences.push(await_all(&instances, lanes).as_secs_f64());
+        }
+        instances[victim].start();
+        if round % 5 == 4 {
+            // Another leaves in an orderly way, and comes back.
+            await_all(&instances, lanes);
+            let leaver = (victim + 1) % 3;
+            instances[leaver].leave();
+            await_all(&instances, lanes);
+            instances[leaver].start();
+        }
+    }
+    let start = Instant::now();
+    while instances.iter().any(|instance| instance.lanes().len() != lanes / 3) {
+        assert!(start.elapsed() < Duration::from_secs(60), "not shared evenly\n{}", logs(&instances));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let (requests, rewarded) = load.stop();
+    await_applied(&instances, |applied| applied == rewarded.len() as u64);
+    for instance in &instances {
+        // Both sides of a lane are read where the lane is.
+        let status = instance.status().unwrap();
+        let lags: Vec<(String, i64, u64)> = serde_json::from_value(status["lags"].clone()).unwrap();
+        let own = instance.lanes();
+        assert!(lags.iter().all(|(_, partition, _)| own.contains(partition)), "{own:?} {lags:?}");
+    }
+    let openings: Vec<(usize, u64)> = instances.iter().flat_map(Instance::openings).collect();
+    instances.iter_mut().for_each(Instance::leave);
+    check(&place, &instances, lanes, requests, &rewarded);
+    check_history(&place);
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
+    let each: Vec<f64> = openings.iter().map(|(lanes, ms)| *ms as f64 / *lanes as f64).collect();
+    println!(
+        "{requests} requests, {kills} kills: {} applied, each once; {:.1} s from a kill until all lanes are owned again \
+         (session of 3 s), {:.0} ms a lane to open from the topic ({} lanes)",
+        rewarded.len(),
+        mean(&absences),
+        mean(&each),
+        openings.iter().map(|(lanes, _)| lanes).sum::<usize>(),
+    );
+}
+
+#[test]
+fn a_zombie_changes_nothing() {
+    let Some(brokers) = broker::shared() else { return };
+    let (lanes, spaces) = (4, 20);
+    let place = place(brokers, lanes);
+    let mut instances: Vec<Instance> = (0..2).map(|n| Instance::new(&place, &format!("i{n}"), "")).collect();
+    instances.iter_mut().for_each(Instance::start);
+    let load = Load::start(&place, brokers, spaces, DIM);
+    for _ in 0..sized(2, 10) {
+        let start = Instant::now();
+        while instances.iter().any(|instance| instance.lanes().is_empty()) {
+            assert!(start.elapsed() < Duration::from_secs(60), "{}", logs(&instances));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        instances[0].signal("STOP");
+        await_all(&instances[1..], lanes);
+        let said = log_of(&instances[0].config).matches("a lane is given up").count();
+        instances[0].signal("CONT");
+        while log_of(&instances[0].config).matches("a lane is given up").count() == said
+            && !log_of(&instances[0].config).contains("lanes are lost")
+        {
+            assert!(start.elapsed() < Duration::from_secs(120), "{}", logs(&instances));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    await_all(&instances, lanes);
+    let (requests, rewarded) = load.stop();
+    await_applied(&instances, |applied| applied == rewarded.len() as u64);
+    instances.iter_mut().for_each(Instance::leave);
+    check(&place, &instances, lanes, requests, &rewarded);
+    check_history(&place);
+}
+
+#[test]
+fn brokers_may_die_too() {
+    if !broker::possible() {
+        return;
+    }
+    let mut kafka = Broker::start(&[]);
+    let brokers = kafka.address().to_owned();
+    let (lanes, spaces) = (4, 20);
+    let place = place(&brokers, lanes);
+    let mut instances: Vec<Instance> = (0..2).map(|n| Instance::new(&place, &format!("i{n}"), "")).collect();
+    instances.iter_mut().for_each(Instance::start);
+    let load = Load::start(&place, &brokers, spaces, DIM);
+    for round in 0..sized(2, 10) {
+        await_all(&instances, lanes);
+        let before = applied(&instances);
+        await_applied(&instances, |applied| applied > before + 200);
+        kafka.kill();
+        if round % 2 == 1 {
+            // One of the learners dies at the same time.
+            instances[0].kill();
+            instances[0].start();
+        }
+        kafka.restart();
+    }
+    await_all(&instances, lanes);
+    let (requests, rewarded) = load.stop();
+    await_applied(&instances, |applied| applied == rewarded.len() as u64);
+    instances.iter_mut().for_each(Instance::leave);
+    check(&place, &instances, lanes, requests, &rewarded);
+    check_history(&place);
+}
+
+/// The same configuration with lanes, for commands that run once.
+const BY_PARTITION: [&str; 2] = ["--set", "transport.kafka.lanes=partition"];
+
+fn learn_once(place: &Place) -> Value {
+    let output = place.ok(&[&["learn", "--once", "--json"][..], &BY_PARTITION].concat());
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Requests with rewards, so many of each space.
+fn send(place: &Place, brokers: &str, spaces: usize, from: u64, to: u64) {
+    let mut settings = ClientConfig::new();
+    let producer: BaseProducer =
+        settings.set("bootstrap.servers", brokers).set("partitioner", "murmur2_random").create().unwrap();
+    for number in from..to {
+        for space in 0..spaces {
+            let (id, space) = (format!("r{number}"), format!("space-{space}"));
+            let ts_ms = 1_700_000_000_000 + 10 * number;
+            let event = json!({"request_id": id, "space": space, "ts_ms": ts_ms, "query": [1, 2, 3, 4, 5, 6, 7, 8],
+                "model": "a", "propensities": {"a": 0.5, "b": 0.5}});
+            producer.send(BaseRecord::to(place.topic("queries")).key(&space).payload(&event.to_string())).unwrap();
+            let event = json!({"request_id": id, "space": space, "ts_ms": ts_ms + 5, "reward": 1});
+            producer.send(BaseRecord::to(place.topic("rewards")).key(&space).payload(&event.to_string())).unwrap();
+        }
+    }
+    producer.flush(Duration::from_secs(30)).unwrap();
+}
+
+fn grow(place: &Place, to: usize) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let admin = place.admin();
+    for topic in ["queries", "rewards", "snapshots"] {
+        let more = NewPartitions::new(place.topic(topic), to);
+        runtime.block_on(admin.create_partitions(&[more], &AdminOptions::new())).unwrap()[0].as_ref().unwrap();
+    }
+}
+
+#[test]
+fn spaces_follow_their_partitions_when_a_topic_grows() {
+    let Some(brokers) = broker::shared() else { return };
+    let place = place(brokers, 3);
+    let spaces = 12;
+    send(&place, brokers, spaces, 0, 10);
+    assert_eq!(learn_once(&place)["applied"], json!(120));
+    let says = |arguments: &[&str], expected: &[&str]| {
+        let text = place.fails(&[arguments, &BY_PARTITION].concat());
+        expected.iter().for_each(|part| assert!(text.contains(part), "{part:?} is not in: {text}"));
+    };
+    says(&["repartition"], &["spread over 3 partitions", "nothing to do"]);
+    grow(&place, 5);
+    // The new partitions are seen within the time that a client keeps what it knows.
+    says(&["learn", "--once"], &["has 5 partitions, it had 3", "pointsman repartition"]);
+    let output = place.ok(&[&["repartition", "--json"][..], &BY_PARTITION].concat());
+    let moved: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&moved["before"], &moved["now"], &moved["spaces"]), (&json!(3), &json!(5), &json!(12)));
+    assert!(moved["moved"].as_u64().unwrap() > 0, "{moved}");
+    send(&place, brokers, spaces, 10, 20);
+    // Another instance, which knows the topics alone; and one with a store of before.
+    let judged = summary(&place);
+    let again = learn_once(&place);
+    for found in [judged, again] {
+        assert_eq!(
+            (&found["queries"], &found["applied"], &found["dead_letters"]),
+            (&json!(240), &json!(240), &json!(0))
+        );
+        for space in 0..spaces {
+            assert_eq!(found["spaces"][format!("space-{space}")]["version"], json!(20), "{found}");
+        }
+    }
+    check_history(&place);
+    // What was not read is not forgotten silently.
+    send(&place, brokers, spaces, 20, 21);
+    grow(&place, 7);
+    says(&["repartition"], &["were not learned from", "learn --once", "--accept-gap"]);
+    place.ok(&[&["repartition", "--accept-gap"][..], &BY_PARTITION].concat());
+    let found = learn_once(&place);
+    let of = |key: &str| found[key].as_u64().unwrap();
+    assert_eq!(
+        (of("queries"), of("rewards"), of("queries") + of("rewards")),
+        (252, 252, 2 * of("applied") + of("dead_letters"))
+    );
+    assert!(of("dead_letters") > 0, "{found}");
+}
+
+/// Requests that the lanes of one store have applied, each as space and id.
+fn applied_here(place: &Place, lanes: i32) -> Vec<String> {
+    let read = |lane: i32| fs::read_to_string(place.dir.path().join(format!("audit-partition-{lane}.jsonl")));
+    let text: String = (0..lanes).map(|lane| read(lane).unwrap_or_default()).collect();
+    let id = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        format!("{} {}", line["space"], line["request_id"])
+    };
+    text.lines().map(id).collect()
+}
+
+/// A later epoch in a store is the lane's state for all, from the next time on that it is opened there.
+#[test]
+fn a_lane_is_rolled_back_for_all() {
+    let Some(brokers) = broker::shared() else { return };
+    let place = place(brokers, 2);
+    let spaces = 6;
+    for run in 0..2 {
+        send(&place, brokers, spaces, 5 * run, 5 * run + 5);
+        assert_eq!(learn_once(&place)["applied"], json!(30 * (run + 1)));
+    }
+    let lane = ["--lane", "partition-0"];
+    let listed: Value =
+        serde_json::from_slice(&place.ok(&[&["snapshots", "list", "--json"][..], &lane].concat()).stdout).unwrap();
+    let oldest = &listed["generations"][0];
+    assert!(oldest["applied"].as_u64().unwrap() > 0, "{listed}");
+    place.ok(&[&["snapshots", "rollback", "--to", &oldest["generation"].to_string()][..], &lane].concat());
+    // What came after it is learned again.
+    for found in [learn_once(&place), summary(&place)] {
+        assert_eq!((&found["queries"], &found["applied"]), (&json!(60), &json!(60)), "{found}");
+    }
+    let (all, unique) = (applied_here(&place, 2), applied_here(&place, 2).into_iter().collect::<BTreeSet<_>>());
+    assert_eq!((all.len(), unique.len()), (60, 60));
+    check_history(&place);
+    let epochs: BTreeSet<u64> = place
+        .messages("params")
+        .iter()
+        .map(|message| pointsman::wire::params::decode(message.payload().unwrap()).unwrap().epoch)
+        .collect();
+    assert_eq!(epochs, [0, 1].into());
+}
+
+/// Wherever the process dies, the log of applied requests and the state come to the same.
+#[test]
+fn a_crash_anywhere_in_a_snapshot_is_of_no_consequence() {
+    let Some(brokers) = broker::shared() else { return };
+    let place = place(brokers, 2);
+    let spaces = 6;
+    // The first two are the first snapshots of the lanes, the next are those with the events.
+    let few = [
+        ("before-publish", 1),
+        ("before-publish", 3),
+        ("mid-publish", 3),
+        ("mid-publish", 4),
+        ("after-publish", 3),
+        ("before-persist", 4),
+        ("after-persist", 3),
+    ];
+    for sent in 1..=sized(few.len(), 20 * few.len()) as u64 {
+        let (name, nth) = few[sent as usize % few.len()];
+        send(&place, brokers, spaces, 3 * sent - 3, 3 * sent);
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pointsman"));
+        command.args(["learn", "--once", "--config"]).arg(&place.config).args(BY_PARTITION);
+        let output = command.env("POINTSMAN_FAILPOINT", format!("{name}={nth}")).output().unwrap();
+        assert!(!output.status.success(), "{name}={nth}: {}", String::from_utf8_lossy(&output.stderr));
+        let expected = 3 * sent * spaces as u64;
+        assert_eq!(learn_once(&place)["applied"], json!(expected), "{name}={nth}");
+        let (all, unique) = (applied_here(&place, 2), applied_here(&place, 2).into_iter().collect::<BTreeSet<_>>());
+        assert_eq!((all.len() as u64, unique.len() as u64), (expected, expected), "{name}={nth}");
+    }
+    check_history(&place);
+}
+
+#[test]
+fn what_lanes_need_is_checked() {
+    let Some(brokers) = broker::shared() else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let place = place(brokers, 3);
+    let says = |expected: &[&str]| {
+        let text = place.fails(&[&["learn", "--once"][..], &BY_PARTITION].concat());
+        expected.iter().for_each(|part| assert!(text.contains(part), "{part:?} is not in: {text}"));
+    };
+    let set = |topic: &str, key: &str, value: &str| {
+        let topic = place.topic(topic).to_owned();
+        let change = AlterConfig::new(ResourceSpecifier::Topic(&topic)).set(key, value);
+        runtime.block_on(place.admin().alter_configs(&[change], &AdminOptions::new())).unwrap()[0].as_ref().unwrap();
+    };
+    set("rewards", "retention.ms", "60000");
+    says(&[place.topic("rewards"), "retention.ms", "60000", "join.window_ms"]);
+    set("rewards", "retention.ms", "-1");
+    set("snapshots", "cleanup.policy", "delete");
+    says(&[place.topic("snapshots"), "cleanup.policy", "compact"]);
+    set("snapshots", "cleanup.policy", "compact");
+    learn_once(&place);
+    // With one lane there is nothing to stand by for.
+    let output = place.run(&["learn", "--set", "transport.kafka.standby=true"]);
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Lanes that are followed are taken over without reading all of their topic.
+#[test]
+fn a_standby_takes_over() {
+    let Some(brokers) = broker::shared() else { return };
+    let (lanes, spaces, dim) = (4, 20, sized(DIM, 768));
+    let place = place(brokers, lanes);
+    let text = fs::read_to_string(&place.config).unwrap().replace("dim = 8\n", &format!("dim = {dim}\n"));
+    fs::write(&place.config, text).unwrap();
+    let mut instances = vec![Instance::new(&place, "i0", ""), Instance::new(&place, "i1", "standby = true\n")];
+    instances[0].start();
+    let load = Load::start(&place, brokers, spaces, dim);
+    await_all(&instances, lanes);
+    let mut absences = Vec::new();
+    for _ in 0..sized(2, 20) {
+        instances[1].start();
+        let start = Instant::now();
+        while instances.iter().any(|instance| instance.lanes().is_empty()) {
+            assert!(start.elapsed() < Duration::from_secs(60), "{}", logs(&instances));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        instances[0].kill();
+        absences.push(await_all(&instances, lanes).as_secs_f64());
+        instances[0].start();
+        await_all(&instances, lanes);
+        instances[1].leave();
+        await_all(&instances, lanes);
+    }
+    let (requests, rewarded) = load.stop();
+    await_applied(&instances, |applied| applied == rewarded.len() as u64);
+    let opened = |instance: &Instance| {
+        let openings = instance.openings();
+        let (lanes, ms) = openings.iter().fold((0, 0), |sum, each| (sum.0 + each.0, sum.1 + each.1));
+        format!("{:.0} ms a lane ({lanes})", ms as f64 / lanes.max(1) as f64)
+    };
+    println!("take-over, cold: {}; by a standby: {}", opened(&instances[0]), opened(&instances[1]));
+    let mut entries = BTreeMap::new();
+    for message in place.messages("snapshots") {
+        let key = (message.partition(), message.key().unwrap().to_vec());
+        entries.insert(key, message.payload().map_or(0, <[u8]>::len));
+    }
+    println!("state of a lane: {:.2} MB", entries.values().sum::<usize>() as f64 / lanes as f64 / 1e6);
+    println!("from a kill until all lanes are owned again, session of 3 s: {absences:.1?} s");
+    assert!(!log_of(&instances[1].config).contains("is not whole"), "{}", logs(&instances));
+    instances[0].leave();
+    check(&place, &instances, lanes, requests, &rewarded);
+    check_history(&place);
+}
+
+/// A space that is spread over several partitions learns what it would have learned in one: its parameters are those
+/// of one learner that has seen all its requests.
+#[test]
+fn shards_of_a_space_add_up() {
+    let Some(brokers) = broker::shared() else { return };
+    let lanes = 4;
+    let place = place(&brokers, lanes);
+    let text = fs::read_to_string(&place.config).unwrap();
+    let sums = "mode = \"lazy\"\nbaseline = \"none\"\neta = 0.1\nbeta = 3.0\ntau = 300.0\n";
+    let text = text.replace("[join]\n", &format!("{sums}[spaces.hot]\nshards = 6\n[join]\n"));
+    fs::write(&place.config, &text).unwrap();
+    let mut instances: Vec<Instance> = ["i0", "i1"].iter().map(|name| Instance::new(&place, name, "")).collect();
+    instances.iter_mut().for_each(Instance::start);
+    await_all(&instances, lanes);
+    let config: Config = toml::from_str(&text).unwrap();
+    let settings = config.check().unwrap();
+    let (keys, hot) = (Keys::new(&settings), Name::try_from("hot").unwrap());
+    // One learner that sees all requests.
+    let (parser, mut alone) = (Parser::new(&settings), Engine::new(settings.clone()));
+    let producer: BaseProducer =
+        ClientConfig::new().set("bootstrap.servers", brokers).set("partitioner", "murmur2_random").create().unwrap();
+    let number = sized(300, 5000) as u64;
+    for i in 0..number {
+        let (id, ts_ms) = (format!("r{i}"), 1_731_700_000_000 + i);
+        let query = json!({"request_id": id, "space": "hot", "ts_ms": ts_ms, "query": vector(i), "model": "b",
+            "propensities": {"a": 0.3, "b": 0.3, "c": 0.4}});
+        let reward = json!({"request_id": id, "space": "hot", "ts_ms": ts_ms, "reward": i % 2});
+        let key = keys.key(&hot, &id).into_owned();
+        for (topic, side, event) in [("queries", Side::Query, query), ("rewards", Side::Reward, reward)] {
+            let line = event.to_string();
+            producer.send(BaseRecord::to(place.topic(topic)).key(&key).payload(&line)).unwrap();
+            alone.step(Input::parse(&parser, side, line.into_bytes(), None));
+        }
+        producer.poll(Duration::ZERO);
+    }
+    producer.flush(Duration::from_secs(30)).unwrap();
+    await_applied(&instances, |applied| applied == number);
+    let cluster = Cluster::new(&config.transport.kafka).unwrap();
+    let start = Instant::now();
+    let published = loop {
+        let newest = ParamsTopic::open(&cluster).unwrap().newest().unwrap();
+        if let Some(found) = newest.into_iter().find(|params| params.space == hot && params.version == number) {
+            break found;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", logs(&instances));
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(instances.iter().all(|instance| !instance.applied(lanes).is_empty()), "each has some of its shards");
+    let expected = Params { policy: alone.policy(&hot).unwrap(), ..published.clone() };
+    for i in 0..20 {
+        let query = Query::new(vector(1000 + i)).unwrap();
+        let [found, expected] = [&published, &expected].map(|params| params.scores(&query).unwrap());
+        let near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4 && b.abs() > 1e-3);
+        assert!(near, "{found:?} {expected:?}");
+    }
+    instances.iter_mut().for_each(Instance::leave);
+}
+
+/// Some query.
+fn vector(i: u64) -> Vec<f64> {
+    (0..DIM as u64).map(|j| ((i * (j + 3)) % 17) as f64 - 7.5).collect()
+}
