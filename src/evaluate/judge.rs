@@ -12,7 +12,7 @@
 //! bound: [`confidence`](super::confidence), which asks for no more than x >= 0. That is why lifts are written with 1 - r:
 //! w r - v r is bounded on neither side, (w r + v (1 - r)) / 2 is above 0 and has the mean (1 + lift) / 2.
 //!
-//! The latest events are a window of [`BLOCKS`] blocks. The k-th window, begun when the k-th block was, is allowed to be
+//! The latest events are a window of `BLOCKS` blocks. The k-th window, begun when the k-th block was, is allowed to be
 //! wrong with probability alpha / (k (k + 1)): these add up to alpha, so that all windows hold at once.
 
 use std::collections::VecDeque;
