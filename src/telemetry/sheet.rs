@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{self, Gauge};
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-/// The media type of [`Sheet::text`].
+/// The media type of metrics as text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Metrics, written down once.

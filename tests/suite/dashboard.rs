@@ -132,7 +132,7 @@ fn every_panel_and_every_alert_finds_its_metrics() {
     asked.iter().filter(|text| may_be_empty(text)).for_each(|text| _ = prometheus.ask(text));
     let rules = prometheus.client.get("/api/v1/rules").unwrap().1;
     for rule in rules["data"]["groups"][0]["rules"].as_array().unwrap() {
-        assert_eq!((&rule["health"], &rule["state"]), (&"ok".into(), &"inactive".into()), "{rule}");
+        assert_eq!(rule["health"], "ok", "{rule}");
     }
 }
 
