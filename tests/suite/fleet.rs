@@ -625,7 +625,7 @@ fn a_standby_takes_over() {
 fn shards_of_a_space_add_up() {
     let Some(brokers) = broker::shared() else { return };
     let lanes = 4;
-    let place = place(&brokers, lanes);
+    let place = place(brokers, lanes);
     let text = fs::read_to_string(&place.config).unwrap();
     let sums = "mode = \"lazy\"\nbaseline = \"none\"\neta = 0.1\nbeta = 3.0\ntau = 300.0\n";
     let text = text.replace("[join]\n", &format!("{sums}[spaces.hot]\nshards = 6\n[join]\n"));
