@@ -61,6 +61,8 @@ pub struct SpaceNews {
     pub reward_sum: f64,
     /// What the present policy is worth beside the best constant model, where that is known.
     pub lift: Option<Lift>,
+    /// All that is known of that: by all and by the latest examples, of every policy that is judged.
+    pub worth: Option<WorthView>,
 }
 
 /// What a policy is worth, estimated from what was logged.
@@ -113,7 +115,8 @@ impl News {
             let name = if told { tally.name.as_str() } else { OTHER };
             let space: &mut SpaceNews = spaces.entry(name.to_owned()).or_default();
             space.add(&tally);
-            space.lift = engine.worth(tally.name).filter(|_| told).map(|worth| Lift::of(&worth));
+            space.worth = engine.worth(tally.name).filter(|_| told);
+            space.lift = space.worth.as_ref().map(Lift::of);
         }
         Self { counts, mean_reward, out_of_order, spaces, ..Self::default() }
     }
