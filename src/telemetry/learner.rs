@@ -528,7 +528,7 @@ mod tests {
         let mut news = News::default();
         for i in 0..spaces {
             let counts = Counts { applied: 10, ..Counts::default() };
-            let space = SpaceNews { version: 10, counts, reward_sum: 5.0, lift: None };
+            let space = SpaceNews { version: 10, counts, reward_sum: 5.0, ..SpaceNews::default() };
             news.spaces.insert(format!("space-{i:04}"), space);
         }
         news
