@@ -19,7 +19,7 @@ pub fn combine(a: &[f64], x: &[f64], out: &mut [f64]) {
     }
 }
 
-/// A matrix of which element (i, j) is at i * `row` + j * `column`.
+/// A matrix of which element (i, j) is at i * `row` + j * `column`, one of which is 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Strided<'a> {
     /// The elements.
@@ -39,6 +39,9 @@ pub fn multiply(d: usize, a: (&[f64], usize), n: usize, b: Strided, add: bool, o
 
 /// How many columns are worked on together.
 const COLUMNS: usize = 8;
+
+/// The most lanes that a vector has.
+pub const LANES_MAX: usize = 8;
 
 struct Products<'a> {
     a: &'a [f64],
@@ -151,9 +154,15 @@ struct Multiply<'a> {
 impl WithSimd for Multiply<'_> {
     type Output = ();
 
+    /// By panels of as many vectors of rows as registers allow for, each with sums enough to keep the arithmetic units busy.
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let mut at = 0;
+        // Wide vectors come with twice as many registers.
+        while S::F64_LANES == LANES_MAX && self.d - at >= 4 * S::F64_LANES {
+            self.panel::<S, 4>(simd, at);
+            at += 4 * S::F64_LANES;
+        }
         while self.d - at >= 3 * S::F64_LANES {
             self.panel::<S, 3>(simd, at);
             at += 3 * S::F64_LANES;
@@ -178,8 +187,11 @@ impl Multiply<'_> {
         for j in (0..whole).step_by(TILE) {
             self.tile::<S, R, TILE>(simd, at, j);
         }
-        for j in whole..r {
-            self.tile::<S, R, 1>(simd, at, j);
+        match r - whole {
+            1 => self.tile::<S, R, 1>(simd, at, whole),
+            2 => self.tile::<S, R, 2>(simd, at, whole),
+            3 => self.tile::<S, R, 3>(simd, at, whole),
+            _ => {}
         }
     }
 
@@ -193,14 +205,22 @@ impl Multiply<'_> {
                 *sums = load(simd, &self.out[(j + c) * self.d + at..][..rows], whole);
             }
         }
-        let b: [&[f64]; C] =
-            std::array::from_fn(|c| &self.b.values[((j + c) * self.b.column).min(self.b.values.len())..]);
-        for i in 0..self.n {
-            let a: [S::f64s; R] = load(simd, &self.a[i * self.a_column + at..][..rows], whole);
-            for c in 0..C {
-                let b = simd.splat_f64s(b[c][i * self.b.row]);
-                for l in 0..R {
-                    sums[c][l] = simd.mul_add_e_f64s(a[l], b, sums[c][l]);
+        let Strided { values, row, column } = self.b;
+        // One check of bounds for all columns, where they are side by side.
+        if column == 1 {
+            for i in 0..self.n {
+                let a: [S::f64s; R] = load(simd, &self.a[i * self.a_column + at..][..rows], whole);
+                let b = &values[i * row + j..][..C];
+                for c in 0..C {
+                    add_multiple(simd, a, b[c], &mut sums[c]);
+                }
+            }
+        } else {
+            let b: [&[f64]; C] = std::array::from_fn(|c| &values[((j + c) * column).min(values.len())..]);
+            for i in 0..self.n {
+                let a: [S::f64s; R] = load(simd, &self.a[i * self.a_column + at..][..rows], whole);
+                for c in 0..C {
+                    add_multiple(simd, a, b[c][i], &mut sums[c]);
                 }
             }
         }
@@ -210,9 +230,19 @@ impl Multiply<'_> {
     }
 }
 
+/// sums += b a
+#[inline(always)]
+fn add_multiple<S: Simd, const R: usize>(simd: S, a: [S::f64s; R], b: f64, sums: &mut [S::f64s; R]) {
+    let b = simd.splat_f64s(b);
+    for l in 0..R {
+        sums[l] = simd.mul_add_e_f64s(a[l], b, sums[l]);
+    }
+}
+
 /// How many columns of a product are made together.
 const TILE: usize = 4;
 
+/// R vectors, of which what is beyond the end is zero.
 #[inline(always)]
 fn load<S: Simd, const R: usize>(simd: S, from: &[f64], whole: bool) -> [S::f64s; R] {
     if whole {
