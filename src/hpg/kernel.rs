@@ -229,7 +229,7 @@ impl Multiply<'_> {
             for i in 0..self.n {
                 let a: [S::f64s; R] = load(simd, &self.a[i * self.a_column + at..][..rows], whole);
                 for c in 0..C {
-                    add_multiple(simd, a, b[c][i], &mut sums[c]);
+                    add_multiple(simd, a, b[c][i * row], &mut sums[c]);
                 }
             }
         }
