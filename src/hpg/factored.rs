@@ -27,13 +27,14 @@ const RECENT_MAX: usize = 24;
 /// How many directions of its own a model adds to U before it is multiplied out.
 const OWN_MAX: usize = 16;
 
-/// Below this share of the query outside of V, squared, its direction is made explicitly.
-const RESIDUAL_MIN: f64 = 1e-3;
-
-/// The largest norm, squared, of the new direction's coefficients: beyond it [U | S] is too nearly dependent.
+/// The largest norm, squared, of the new direction's coefficients. Beyond it [U | S] is too nearly dependent, and the
+/// direction is made explicitly: at the latest where less than a ten-thousandth of the query, squared, is outside of V.
 ///
-/// That bounds how errors grow until V is multiplied out, too: whatever a direction takes from the columns that V had at
-/// any time before shows in its coefficients, but for a factor of the norm of [U | S], since later queries have rows of their own.
+/// That bounds by how much errors grow until V is multiplied out. A step takes all products with its query as they are
+/// and trusts only that V is orthonormal, so C'GC = I holds for a matrix G that differs from the Gram matrix of [U | S]
+/// by the errors of U at the start and by the roundings of the steps, which are as a change of the query in
+/// proportion to the columns of C. An entry of V'V - I is therefore such an error times the norms of two columns of C, however the
+/// queries depend on each other: new directions have norms of at most the root of this, and rotations keep their sum of squares.
 const COEFFICIENTS_MAX: f64 = 1e4;
 
 /// The most by which errors of orthonormality may have grown since it was restored.
@@ -322,8 +323,7 @@ impl Factor {
         self.rotate(outside, recent.len() / query.len(), work);
         self.gamma.clear();
         self.gamma.extend(work.kept.iter().map(|&j| work.secular.values[j]));
-        self.lambda.clear();
-        self.lambda.extend(self.gamma.iter().map(|&gamma| step.ball.primal(gamma)));
+        step.ball.primals(&self.gamma, &mut self.lambda);
         outside
     }
 
@@ -334,7 +334,7 @@ impl Factor {
         self.parts(&work.coordinates, &mut work.parts);
         let residual = 1.0 - dot(&work.coordinates, &work.coordinates);
         let size = 1.0 + dot(&work.parts.base, &work.parts.base) + dot(&work.parts.recent, &work.parts.recent);
-        if residual >= RESIDUAL_MIN && size <= COEFFICIENTS_MAX * residual {
+        if size <= COEFFICIENTS_MAX * residual {
             return Outside::Recent { rho: residual.sqrt() };
         }
         self.own_direction(ball, recent, query, work)
@@ -421,7 +421,7 @@ impl Factor {
         self.settle(dim, recent.len() / dim, spare);
     }
 
-    /// The largest norm of a column of C: by how much errors of U are larger in V.
+    /// The largest norm of a column of C, squared: by how much errors of U'U are larger in V'V.
     fn amplification(&self, squares: &mut Vec<f64>) -> f64 {
         let rank = self.gamma.len();
         squares.clear();
@@ -429,7 +429,7 @@ impl Factor {
         for row in self.base_rows.chunks_exact(rank.max(1)).chain(self.recent_rows.chunks_exact(rank.max(1))) {
             squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * x);
         }
-        squares.iter().fold(1.0_f64, |m, x| m.max(*x)).sqrt()
+        squares.iter().fold(1.0_f64, |m, x| m.max(*x))
     }
 
     /// Makes C the identity, after U became V.

@@ -19,7 +19,7 @@ pub fn combine(a: &[f64], x: &[f64], out: &mut [f64]) {
     }
 }
 
-/// A matrix of which element (i, j) is at i * `row` + j * `column`.
+/// A matrix of which element (i, j) is at i * `row` + j * `column`, one of which is 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Strided<'a> {
     /// The elements.
@@ -37,8 +37,20 @@ pub fn multiply(d: usize, a: (&[f64], usize), n: usize, b: Strided, add: bool, o
     }
 }
 
+/// The hyperbolic sine of each, to a few units in the last place; the same bits whatever the width of vectors.
+pub fn sinh(values: &mut [f64]) {
+    if values.iter().all(|x| x.abs() <= SINH_MAX) {
+        Arch::new().dispatch(Sinh { values });
+    } else {
+        values.iter_mut().for_each(|x| *x = x.sinh());
+    }
+}
+
 /// How many columns are worked on together.
 const COLUMNS: usize = 8;
+
+/// The most lanes that a vector has.
+pub const LANES_MAX: usize = 8;
 
 struct Products<'a> {
     a: &'a [f64],
@@ -151,9 +163,15 @@ struct Multiply<'a> {
 impl WithSimd for Multiply<'_> {
     type Output = ();
 
+    /// By panels of as many vectors of rows as registers allow for, each with sums enough to keep the arithmetic units busy.
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let mut at = 0;
+        // Wide vectors come with twice as many registers.
+        while S::F64_LANES == LANES_MAX && self.d - at >= 4 * S::F64_LANES {
+            self.panel::<S, 4>(simd, at);
+            at += 4 * S::F64_LANES;
+        }
         while self.d - at >= 3 * S::F64_LANES {
             self.panel::<S, 3>(simd, at);
             at += 3 * S::F64_LANES;
@@ -178,8 +196,11 @@ impl Multiply<'_> {
         for j in (0..whole).step_by(TILE) {
             self.tile::<S, R, TILE>(simd, at, j);
         }
-        for j in whole..r {
-            self.tile::<S, R, 1>(simd, at, j);
+        match r - whole {
+            1 => self.tile::<S, R, 1>(simd, at, whole),
+            2 => self.tile::<S, R, 2>(simd, at, whole),
+            3 => self.tile::<S, R, 3>(simd, at, whole),
+            _ => {}
         }
     }
 
@@ -193,14 +214,22 @@ impl Multiply<'_> {
                 *sums = load(simd, &self.out[(j + c) * self.d + at..][..rows], whole);
             }
         }
-        let b: [&[f64]; C] =
-            std::array::from_fn(|c| &self.b.values[((j + c) * self.b.column).min(self.b.values.len())..]);
-        for i in 0..self.n {
-            let a: [S::f64s; R] = load(simd, &self.a[i * self.a_column + at..][..rows], whole);
-            for c in 0..C {
-                let b = simd.splat_f64s(b[c][i * self.b.row]);
-                for l in 0..R {
-                    sums[c][l] = simd.mul_add_e_f64s(a[l], b, sums[c][l]);
+        let Strided { values, row, column } = self.b;
+        // One check of bounds for all columns, where they are side by side.
+        if column == 1 {
+            for i in 0..self.n {
+                let a: [S::f64s; R] = load(simd, &self.a[i * self.a_column + at..][..rows], whole);
+                let b = &values[i * row + j..][..C];
+                for c in 0..C {
+                    add_multiple(simd, a, b[c], &mut sums[c]);
+                }
+            }
+        } else {
+            let b: [&[f64]; C] = std::array::from_fn(|c| &values[((j + c) * column).min(values.len())..]);
+            for i in 0..self.n {
+                let a: [S::f64s; R] = load(simd, &self.a[i * self.a_column + at..][..rows], whole);
+                for c in 0..C {
+                    add_multiple(simd, a, b[c][i * row], &mut sums[c]);
                 }
             }
         }
@@ -210,9 +239,19 @@ impl Multiply<'_> {
     }
 }
 
+/// sums += b a
+#[inline(always)]
+fn add_multiple<S: Simd, const R: usize>(simd: S, a: [S::f64s; R], b: f64, sums: &mut [S::f64s; R]) {
+    let b = simd.splat_f64s(b);
+    for l in 0..R {
+        sums[l] = simd.mul_add_e_f64s(a[l], b, sums[l]);
+    }
+}
+
 /// How many columns of a product are made together.
 const TILE: usize = 4;
 
+/// R vectors, of which what is beyond the end is zero.
 #[inline(always)]
 fn load<S: Simd, const R: usize>(simd: S, from: &[f64], whole: bool) -> [S::f64s; R] {
     if whole {
@@ -233,6 +272,55 @@ fn store<S: Simd, const R: usize>(simd: S, to: &mut [f64], values: [S::f64s; R],
         simd.partial_store_f64s(to, value);
     }
 }
+
+struct Sinh<'a> {
+    values: &'a mut [f64],
+}
+
+impl WithSimd for Sinh<'_> {
+    type Output = ();
+
+    /// Without branches, which leaves it to the compiler to take as many at a time as a vector holds.
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        for x in self.values {
+            let less_one = exp_m1(x.abs());
+            *x = (0.5 * (less_one + less_one / (less_one + 1.0))).copysign(*x);
+        }
+    }
+}
+
+/// Beyond it 2^n below has no place in a number's exponent, nor soon has the sine.
+const SINH_MAX: f64 = 700.0;
+
+/// e^x - 1 for x from 0 to [`SINH_MAX`]: with x = n log 2 + r it is 2^n (e^r - 1) + (2^n - 1), and e^r - 1 is its series.
+#[inline(always)]
+fn exp_m1(x: f64) -> f64 {
+    // Added to a number it leaves no room for a fraction, and the whole part in the last bits.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    // The first part of log 2 has so few digits that n times it is exact.
+    const LN_2: [f64; 2] = [6.931_471_803_691_238e-1, 1.908_214_929_270_587_7e-10];
+    let shifted = x * std::f64::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (x - n * LN_2[0]) - n * LN_2[1];
+    let mut series = INVERSE_FACTORIALS[0];
+    for factor in &INVERSE_FACTORIALS[1..] {
+        series = series * r + factor;
+    }
+    let power = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
+    power * (r + r * r * series) + (power - 1.0)
+}
+
+/// 1 / 13! to 1 / 2!: with |r| at most half of log 2 the next is below rounding.
+const INVERSE_FACTORIALS: [f64; 12] = {
+    let (mut inverses, mut factorial, mut n) = ([0.0; 12], 1.0, 2);
+    while n <= 13 {
+        factorial *= n as f64;
+        inverses[13 - n] = 1.0 / factorial;
+        n += 1;
+    }
+    inverses
+};
 
 #[cfg(test)]
 mod tests {
@@ -271,6 +359,20 @@ mod tests {
             multiply(d, (&a, d), n, Strided { values: &b, row: r, column: 1 }, add, &mut out);
             let expected: Vec<f64> = (0..d * r).map(|at| entry(at % d, at / d)).collect();
             prop_assert!(close(&out, &expected));
+        }
+
+        /// Of any size, in lists of any length.
+        #[test]
+        fn sinh_is_the_hyperbolic_sine(x in prop::collection::vec((-1.0..1.0_f64, -320..4_i32), 0..20), scale in 0.0..720.0_f64) {
+            let x: Vec<f64> = x.iter().map(|(x, power)| x * 10_f64.powi(*power)).chain([scale, -scale, 0.0]).collect();
+            let mut found = x.clone();
+            sinh(&mut found);
+            for (x, found) in x.iter().zip(found) {
+                let expected = x.sinh();
+                let close = (found - expected).abs() <= 4.0 * f64::EPSILON * expected.abs() + f64::from_bits(1);
+                prop_assert!(close || found == expected, "{x:e}: {found:e} {expected:e}");
+                prop_assert_eq!(found.is_sign_negative(), x.is_sign_negative());
+            }
         }
 
         /// The number of columns does not change the bits of one.

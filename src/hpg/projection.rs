@@ -11,6 +11,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::kernel;
+
 /// The set in which the parameters live, and how many eigenvalues are kept of each.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ball {
@@ -69,8 +71,15 @@ impl Ball {
     /// Projects mirror eigenvalues that another ball allowed, and makes those of W anew.
     pub fn pull_in(&self, gamma: &mut [f64], lambda: &mut Vec<f64>) {
         self.project(gamma);
+        self.primals(gamma, lambda);
+    }
+
+    /// The eigenvalues of W that belong to mirror eigenvalues.
+    pub fn primals(&self, gamma: &[f64], lambda: &mut Vec<f64>) {
         lambda.clear();
-        lambda.extend(gamma.iter().map(|&gamma| self.primal(gamma)));
+        lambda.extend_from_slice(gamma);
+        kernel::sinh(lambda);
+        lambda.iter_mut().for_each(|lambda| *lambda *= self.beta);
     }
 
     /// The eigenvalue of W that belongs to a mirror eigenvalue.

@@ -11,10 +11,9 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-const EPS: f64 = f64::EPSILON;
+use super::kernel::LANES_MAX;
 
-/// The most lanes that a vector has.
-pub const LANES_MAX: usize = 8;
+const EPS: f64 = f64::EPSILON;
 
 /// Evaluations before the bracket is only halved, and before it is as good as it gets.
 const STEPS_MAX: usize = 40;

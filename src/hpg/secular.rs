@@ -11,6 +11,7 @@
 //! rounding however close the roots are. The roots themselves are found many at a time: see [`roots`].
 
 use super::aligned::Aligned;
+use super::kernel::LANES_MAX;
 use super::roots::{self, Places};
 
 const EPS: f64 = f64::EPSILON;
@@ -74,7 +75,7 @@ impl Secular {
     /// The columns of R for the eigenvalues `kept` (ascending), in row-major order: row i belongs to d_i. Returns the
     /// distance from one row to the next.
     pub fn columns(&mut self, kept: &[usize], rotation: &mut Aligned) -> usize {
-        let stride = kept.len().next_multiple_of(roots::LANES_MAX);
+        let stride = kept.len().next_multiple_of(LANES_MAX);
         rotation.set_len(self.poles.len() * stride);
         if !self.idle.is_empty() {
             rotation.fill(0.0);

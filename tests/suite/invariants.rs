@@ -64,17 +64,20 @@ enum Stream {
     NearDuplicates,
     /// Each query is an earlier one plus noise that shrinks until rounding swallows it.
     Shrinking,
+    /// Each query is the one before the last, and a little else: errors that a direction has pass to those after it.
+    Chained,
     OneHot,
     Same,
     Alternating,
 }
 
-const STREAMS: [Stream; 8] = [
+const STREAMS: [Stream; 9] = [
     Stream::Isotropic,
     Stream::PowerLaw,
     Stream::Duplicates,
     Stream::NearDuplicates,
     Stream::Shrinking,
+    Stream::Chained,
     Stream::OneHot,
     Stream::Same,
     Stream::Alternating,
@@ -849,6 +852,12 @@ impl World {
                 plus(&pooled, [1e-9, 1e-7, 1e-4, 1e-2][self.random.random_range(0..4_usize)], &fresh)
             }
             Stream::Shrinking => self.shrinking(&fresh),
+            Stream::Chained => {
+                let last = self.turns % 2;
+                let little = [0.01, 0.02, 0.05, 0.2][self.random.random_range(0..4_usize)];
+                self.pool[last] = plus(&self.pool[last], little, &fresh);
+                self.pool[last].clone()
+            }
             Stream::OneHot => one_hot(self.shape.dim, self.random.random_range(0..self.shape.dim)),
             Stream::Same => self.pool[0].clone(),
             Stream::Alternating if self.turns.is_multiple_of(2) => self.pool[0].clone(),
