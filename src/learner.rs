@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::config::{Method, Spec};
-use crate::evaluate::worth::{Floor, Worth, WorthView};
+use crate::evaluate::worth::{Floor, Scratch, Worth, WorthView};
 use crate::event::{BadExample, BadQuery, Example, Name, Query};
 use crate::hpg::learner::{Hpg, HpgState};
 use crate::hpg::parameter_free::{ParameterFree, ParameterFreeState};
@@ -23,13 +23,18 @@ use crate::policy::linear_bandit::{LinearBandit, LinearBanditState};
 use crate::policy::log_linear::{LogLinear, LogLinearState};
 use crate::policy::log_quadratic::{LogQuadratic, LogQuadraticState};
 use crate::policy::quadratic_sgd::{QuadraticSgd, QuadraticSgdState};
-use crate::router::{Distribution, Policy, Sampling, ScoreForm, uniform};
+use crate::router::{Distribution, Policy, Sampling, ScoreForm};
 use crate::wire::envelope::{self, Damaged, Kind};
 
 /// An algorithm: scores queries and learns from batches of examples.
 pub trait Learner: Send {
     /// The score of each model for a query, under the current policy.
     fn scores(&self, query: &Query, scores: &mut [f64]);
+
+    /// The same for a query that is learned from next: what scores are made of need not be made again.
+    fn look(&mut self, query: &Query, scores: &mut [f64]) {
+        self.scores(query, scores);
+    }
 
     /// Fills in what the algorithm plays the largest of, where it plays by an index that the routing form cannot hold;
     /// false if it has none.
@@ -114,6 +119,9 @@ pub struct Trainer {
     learner: Box<dyn Learner>,
     book: Book,
     worth: Worth,
+    /// What the policy gives to each model for the example that it is judged by, and memory that judging needs.
+    judged: Vec<f64>,
+    scratch: Scratch,
 }
 
 /// What the trainer remembers.
@@ -203,7 +211,8 @@ impl Trainer {
             version: 0,
         };
         let worth = Worth::new(&spec.worth, models);
-        Self { spec, learner, book, worth }
+        let (judged, scratch) = (vec![0.0; models], Scratch::default());
+        Self { spec, learner, book, worth, judged, scratch }
     }
 
     /// Goes on from a saved state. Hyper-parameters and models come from `spec` and may differ from those it was saved
@@ -331,16 +340,24 @@ impl Trainer {
 
     /// Judges the policy by an example that it has not learned from.
     fn judge(&mut self, example: &Example) {
-        let spec = &self.spec.worth;
-        let core = || match self.spec.plays_by_sums() {
-            // Its own would have to be projected anew for every example: judged is the one that it had published.
-            true => Some(example.policy().to_vec()),
-            false => self.core(example.query()).ok(),
-        };
-        let judged = self.worth.is_next_judged(spec).then(core).flatten();
-        let floor = self.spec.exploration_floor;
-        let learned = judged.map(|core| Distribution::mix(core, floor, &uniform(self.spec.models.len())).propensities);
-        self.worth.see(spec, example, learned.as_deref());
+        let Self { spec, learner, book, worth, judged, scratch } = self;
+        let is_judged = worth.is_next_judged(&spec.worth);
+        if is_judged {
+            judged.resize(spec.models.len(), 0.0);
+            if spec.plays_by_sums() {
+                // Its own would have to be projected anew for every example: judged is the one that it had published.
+                judged.copy_from_slice(example.policy());
+            } else {
+                match spec.batch {
+                    1 => learner.look(example.query(), judged),
+                    _ => learner.scores(example.query(), judged),
+                }
+                learner.sampling(book.version).turn(judged);
+            }
+            let (floor, models) = (spec.exploration_floor, spec.models.len() as f64);
+            judged.iter_mut().for_each(|p| *p = (1.0 - floor) * *p + floor / models);
+        }
+        worth.see(&spec.worth, example, is_judged.then_some(judged), scratch);
     }
 
     /// Takes in what another shard of the same space has learned; false if their learners are not sums of examples.

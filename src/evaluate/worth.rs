@@ -63,6 +63,13 @@ pub struct Worth {
     pays: bool,
 }
 
+/// Memory that judging needs and no state. It belongs to one learner, whose models stay as many.
+#[derive(Debug, Clone, Default)]
+pub struct Scratch {
+    predicted: Vec<f64>,
+    alike: Vec<f64>,
+}
+
 /// Who is judged, before the models alone.
 const POLICIES: usize = 3;
 const LOGGED: usize = 0;
@@ -170,10 +177,10 @@ impl Worth {
     }
 
     /// Takes in an example; `learned` is what the learner's policy draws from, if it is judged.
-    pub fn see(&mut self, spec: &WorthSpec, example: &Example, learned: Option<&[f64]>) {
+    pub fn see(&mut self, spec: &WorthSpec, example: &Example, learned: Option<&[f64]>, scratch: &mut Scratch) {
         self.seen += 1;
         if let Some(learned) = learned {
-            self.judge(example, learned);
+            self.judge(example, learned, scratch);
             if let Some(guard) = spec.guard.filter(|_| self.judge.events().is_multiple_of(LOOK_EVERY)) {
                 self.look(spec, &guard);
             }
@@ -182,25 +189,27 @@ impl Worth {
         *earned = (earned.0 + example.reward(), earned.1 + 1);
     }
 
-    fn judge(&mut self, example: &Example, learned: &[f64]) {
-        let predicted = self.predicted();
+    fn judge(&mut self, example: &Example, learned: &[f64], scratch: &mut Scratch) {
+        let Scratch { predicted, alike } = scratch;
+        self.predict(predicted);
+        alike.resize(predicted.len(), 1.0 / predicted.len() as f64);
         let event = Logged {
             propensities: example.propensities(),
             model: example.model(),
             reward: example.reward(),
-            predicted: &predicted,
+            predicted,
         };
         let mut played: [&[f64]; POLICIES] = [&[]; POLICIES];
-        let alike = uniform(predicted.len());
-        (played[LOGGED], played[LEARNED], played[UNIFORM]) = (example.propensities(), learned, &alike);
+        (played[LOGGED], played[LEARNED], played[UNIFORM]) = (example.propensities(), learned, alike);
         self.judge.see(&event, &played);
     }
 
     /// What each model is predicted to earn: its mean, cautious while there is little of it.
-    fn predicted(&self) -> Vec<f64> {
+    fn predict(&self, predicted: &mut Vec<f64>) {
         let (sum, number) = self.earned.iter().fold((0.0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
         let mean = if number > 0 { sum / number as f64 } else { 0.5 };
-        self.earned.iter().map(|(sum, number)| (sum + mean) / (*number as f64 + 1.0)).collect()
+        predicted.clear();
+        predicted.extend(self.earned.iter().map(|(sum, number)| (sum + mean) / (*number as f64 + 1.0)));
     }
 
     fn look(&mut self, spec: &WorthSpec, guard: &GuardSpec) {
@@ -315,7 +324,7 @@ mod tests {
             let reward = f64::from(u8::from(generator.random::<f64>() < rewards[kind][model]));
             let query = Query::new([1.0, 0.0]).unwrap();
             let example = Example::new(query, model, p, Some(core.to_vec()), reward).unwrap();
-            worth.see(&spec, &example, Some(&core));
+            worth.see(&spec, &example, Some(&core), &mut Scratch::default());
             held += u64::from(i >= examples / 2 && !worth.pays);
         }
         (worth, held as f64 / (examples / 2) as f64)
@@ -358,7 +367,7 @@ mod tests {
         for _ in 0..10 {
             let example = Example::new(Query::new([1.0]).unwrap(), 0, vec![0.5; 2], None, 1.0).unwrap();
             let learned = worth.is_next_judged(&spec).then_some([0.5; 2]);
-            worth.see(&spec, &example, learned.as_ref().map(|learned| &learned[..]));
+            worth.see(&spec, &example, learned.as_ref().map(|learned| &learned[..]), &mut Scratch::default());
         }
         assert_eq!(worth.judge.events(), 4);
         assert_eq!(worth.floor(&spec, 0.1), Floor { share: 0.1, distribution: vec![0.5; 2] });

@@ -126,6 +126,10 @@ impl Learner for Hpg {
         self.quadratic_scores(query.as_slice(), scores);
     }
 
+    fn look(&mut self, query: &Query, scores: &mut [f64]) {
+        self.spectra.look(&self.spec.ball, query.as_slice(), scores);
+    }
+
     fn apply(&mut self, batch: &[Lesson], version: u64) {
         let Scratch { mut scores, mut coefficients, mut of_batch } = std::mem::take(&mut self.scratch);
         of_batch.clear();

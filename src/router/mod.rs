@@ -41,6 +41,13 @@ pub enum Sampling {
 impl Sampling {
     /// The distribution that belongs to the scores; no entry is zero.
     pub fn core(self, scores: &[f64]) -> Vec<f64> {
+        let mut core = scores.to_vec();
+        self.turn(&mut core);
+        core
+    }
+
+    /// Turns scores into that distribution.
+    pub fn turn(self, scores: &mut [f64]) {
         match self {
             Self::Softmax => softmax(scores),
             Self::InverseGap { gap } => inverse_gap(gap, scores),
@@ -170,21 +177,20 @@ pub fn uniform(n: usize) -> Vec<f64> {
     vec![1.0 / n as f64; n]
 }
 
-fn softmax(scores: &[f64]) -> Vec<f64> {
+fn softmax(scores: &mut [f64]) {
     let best = scores.iter().fold(f64::NEG_INFINITY, |m, &s| m.max(s));
     // exp(-700) is the least that a weight may be: still positive, so that every model can be drawn.
-    let weights: Vec<f64> = scores.iter().map(|s| (s - best).max(-700.0).exp()).collect();
-    let sum: f64 = weights.iter().sum();
-    weights.iter().map(|w| w / sum).collect()
+    scores.iter_mut().for_each(|s| *s = (*s - best).max(-700.0).exp());
+    let sum: f64 = scores.iter().sum();
+    scores.iter_mut().for_each(|weight| *weight /= sum);
 }
 
-fn inverse_gap(gap: f64, scores: &[f64]) -> Vec<f64> {
+fn inverse_gap(gap: f64, scores: &mut [f64]) {
     let best = (0..scores.len()).fold(0, |best, m| if scores[m] > scores[best] { m } else { best });
-    let share = |m: usize| 1.0 / (scores.len() as f64 + gap * (scores[best] - scores[m]));
-    let mut core: Vec<f64> = (0..scores.len()).map(share).collect();
-    let others: f64 = core.iter().enumerate().filter(|(m, _)| *m != best).map(|(_, p)| p).sum();
-    core[best] = 1.0 - others;
-    core
+    let (models, most) = (scores.len() as f64, scores[best]);
+    scores.iter_mut().for_each(|s| *s = 1.0 / (models + gap * (most - *s)));
+    let others: f64 = scores.iter().enumerate().filter(|(m, _)| *m != best).map(|(_, p)| p).sum();
+    scores[best] = 1.0 - others;
 }
 
 #[cfg(test)]
