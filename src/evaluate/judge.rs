@@ -67,7 +67,7 @@ impl Estimate {
     fn see(&mut self, newest: &mut Self, event: &Logged, played: f64, expected: f64) {
         let &Logged { propensities, model, reward, predicted } = event;
         let propensity = propensities[model];
-        let weight = played / propensity;
+        let weight = (played / propensity).min(WEIGHT_MAX);
         let robust = expected + weight * (reward - predicted[model]);
         for one in [&mut *self, &mut *newest] {
             one.weights.add(weight, reward);
@@ -77,7 +77,7 @@ impl Estimate {
         let parts = [weight * reward, weight * (1.0 - reward)];
         see_pair(&mut self.value, &mut newest.value, parts);
         for (b, (all, newest)) in self.over.iter_mut().zip(&mut newest.over).enumerate() {
-            let always = if b == model { 1.0 / propensity } else { 0.0 };
+            let always = if b == model { propensity.recip().min(WEIGHT_MAX) } else { 0.0 };
             let [earned, missed] = [always * reward, always * (1.0 - reward)];
             see_pair(all, newest, [0.5 * (parts[0] + missed), 0.5 * (earned + parts[1])]);
         }
@@ -148,6 +148,10 @@ impl Estimate {
             && self.robust_square.is_finite()
     }
 }
+
+/// Weights are cut there, so that no event makes sums infinite. What is cut could only raise a mean: bounds from below,
+/// which all are, stay true.
+const WEIGHT_MAX: f64 = 1e6;
 
 fn see_pair(all: &mut [Bounded; 2], newest: &mut [Bounded; 2], x: [f64; 2]) {
     for ((all, newest), x) in all.iter_mut().zip(newest).zip(x) {
@@ -360,6 +364,19 @@ mod tests {
             wrong.iter_mut().zip(ever).for_each(|(wrong, ever)| *wrong += u64::from(ever));
         }
         assert!(wrong.iter().all(|wrong| *wrong <= runs / 10), "{wrong:?}");
+    }
+
+    #[test]
+    fn no_propensity_is_too_small() {
+        let mut judge = Judge::new(2, 1, 10);
+        for propensity in [f64::MIN_POSITIVE * f64::EPSILON, 1e-300, 1e-9, 0.5] {
+            let propensities = [propensity, 1.0 - propensity];
+            for reward in [0.0, 1.0] {
+                let event = Logged { propensities: &propensities, model: 0, reward, predicted: &[0.5; 2] };
+                judge.see(&event, &[&[1.0, 0.0]]);
+            }
+        }
+        assert!(judge.is_sound(2, 1) && judge.all()[0].range(0.05).low >= 0.0);
     }
 
     #[test]
