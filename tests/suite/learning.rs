@@ -222,8 +222,8 @@ fn nothing_is_made_of_nothing() {
     }
 }
 
-/// Where there is nothing to route by, the guard pays for a fifth of what learning costs, and for finding the best model;
-/// where there is, it soon lets go.
+/// Where there is nothing to route by, the guard costs what it takes to find the best model, and ever less; where there
+/// is, it soon lets go.
 #[test]
 fn the_guard_keeps_useless_routing_cheap_and_does_no_harm_to_useful_routing() {
     let seeds = sized(2, 10) as u64;
@@ -231,21 +231,24 @@ fn the_guard_keeps_useless_routing_cheap_and_does_no_harm_to_useful_routing() {
         let of = |guard| learner(|c| (c.algorithm, c.guard) = (algorithm, guard));
         let [free, guarded] = [of(Guard::None), of(Guard::BestConstant)];
         let useless = |seed| Shuffled::new(power_law(seed), power_law(seed + (1 << 32)));
+        // In percent, over the whole run and in its last tenth.
         let below = |config: &LearnerConfig, seed: u64| {
-            let summary = history(Box::new(useless(seed)), config, &plan(seed)).summary(1.0);
-            1.0 - summary.policy / summary.best_constant
+            let history = history(Box::new(useless(seed)), config, &plan(seed));
+            [1.0, 0.1].map(|share| {
+                let summary = history.summary(share);
+                100.0 * (1.0 - summary.policy / summary.best_constant)
+            })
         };
-        let mut worst = [f64::MIN; 2];
-        for seed in 1..=seeds {
-            for (worst, config) in worst.iter_mut().zip([&free, &guarded]) {
-                *worst = worst.max(below(config, seed));
-            }
-        }
-        let [free_cost, cost] = worst.map(|share| 100.0 * share);
+        let worst = |config: &LearnerConfig| {
+            let all = (1..=seeds).map(|seed| below(config, seed));
+            all.fold([f64::MIN; 2], |worst, one| [worst[0].max(one[0]), worst[1].max(one[1])])
+        };
+        let ([cost, late], [free_cost, free_late]) = (worst(&guarded), worst(&free));
         println!(
-            "{algorithm}, useless, {seeds} seeds: at worst {cost:.2}% below the best constant, unguarded {free_cost:.2}%"
+            "{algorithm}, useless, {seeds} seeds: at worst {cost:.2}% below the best constant, {late:.2}% in the last tenth; \
+             unguarded {free_cost:.2}%, {free_late:.2}%"
         );
-        assert!(cost <= 2.0, "{algorithm}: {cost}");
+        assert!(cost <= 4.0 && late <= 2.0, "{algorithm}: {cost} {late}");
         let [(online, last), (free_online, free_last)] =
             [&guarded, &free].map(|config| mean_gap_closed(seeds, config, plan));
         println!(
