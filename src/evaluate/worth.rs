@@ -3,7 +3,7 @@
 //! ```text
 //! judged      what was logged, the learner's policy of the moment, uniform, every model alone            (judge)
 //! played      p = share ((1 - f) core + f uniform) + (1 - share) lean
-//! lean        to every model in proportion to exp(-z^2 / 2): z deviations behind b, the one that seems best alone
+//! lean        to every model in proportion to erfc(z / sqrt 2): z deviations behind b, the one that seems best alone
 //! share       guard_share while the lift of the learner's policy over b is not known to be above guard_margin,
 //!             1 - guard_control once it is
 //! ```
@@ -270,7 +270,7 @@ fn lean(alone: &[Estimate], best: usize) -> Vec<f64> {
         let deviation = top.deviation().hypot(one.deviation());
         let z = (top.self_normalised() - one.self_normalised()).max(0.0) / deviation;
         // Without examples the deviation is infinite. With none that differ it is zero, as may be what it divides.
-        if z.is_nan() { 1.0 } else { (-0.5 * z * z).exp() }
+        if z.is_nan() { 1.0 } else { libm::erfc(z * std::f64::consts::FRAC_1_SQRT_2) }
     };
     let weights: Vec<f64> = alone.iter().map(weight).collect();
     let sum: f64 = weights.iter().sum();
