@@ -433,6 +433,7 @@ fn claim(desk: &Desk<'_>, lanes: &[i32]) -> anyhow::Result<Vec<(i32, Claim)>> {
     })
 }
 
-fn is_fenced(error: &anyhow::Error) -> bool {
+/// Whether another has taken over.
+pub(super) fn is_fenced(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Problem::Fenced(_))))
 }

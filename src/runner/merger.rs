@@ -17,6 +17,7 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
 use rdkafka::{Offset, TopicPartitionList};
 
+use super::fleet::is_fenced;
 use super::lane::lane_name;
 use crate::config::{Settings, Spec};
 use crate::engine::learner_key;
@@ -235,8 +236,4 @@ impl Shard {
         }
         Ok(true)
     }
-}
-
-fn is_fenced(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Problem::Fenced(_))))
 }
