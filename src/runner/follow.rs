@@ -177,6 +177,12 @@ impl Run<'_> {
         let published = ParamsTopic::open(cluster)?.newest()?;
         let store = Snapshots::open(&self.config.store, self.config.snapshot.keep)?;
         check_lanes(&store, |lane| lane == ONE_LANE)?;
+        for space in self.settings.sharded().keys() {
+            tracing::warn!(
+                space = space.as_str(),
+                "shards are for transport.kafka.lanes = \"partition\": here the space is learned as a whole"
+            );
+        }
         let (audit, facts) = (self.config.audit.path(), self.status.facts());
         let places = Places { store: Some(store), audit, outlet: Box::new(outlet.clone()), published, facts };
         let (runner, mut state) = Runner::open(self.settings, &self.config.snapshot, places)?;
