@@ -53,6 +53,9 @@ struct Show {
     /// With --topic: which space
     #[arg(long, default_value = "default", conflicts_with = "file")]
     space: String,
+    /// File for the tables as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
     /// Print one JSON object instead of the tables
     #[arg(long)]
     json: bool,
@@ -105,11 +108,13 @@ fn show(args: &Show, config: &Config) -> anyhow::Result<()> {
         None => (newest(config, &args.space)?, format!("topic {}", config.transport.kafka.topics.params)),
     };
     let shown = Shown::new(&params);
+    let (facts, spectra) = (shown.facts(source), shown.spectra());
+    super::write_csv(args.csv.as_deref(), &[&facts, &spectra])?;
     if args.json {
         println!("{}", serde_json::to_string(&shown).context("cannot print the parameters")?);
     } else {
-        println!("{}", shown.facts(source).text());
-        print!("{}", shown.spectra().text());
+        println!("{}", facts.text());
+        print!("{}", spectra.text());
     }
     Ok(())
 }

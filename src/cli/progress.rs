@@ -42,12 +42,19 @@ pub struct Progress {
     what: String,
     unit: Unit,
     total: u64,
+    /// Whether the end of short work is told too, where there is no terminal.
+    tells_end: bool,
     done: AtomicU64,
     start: Instant,
     told: Mutex<Instant>,
 }
 
 impl Progress {
+    /// Starts it, of work that is mostly short: nothing is told of it unless it is long.
+    pub fn of_errand(what: &str, total: u64, unit: Unit) -> Self {
+        Self { tells_end: false, ..Self::new(what, total, unit) }
+    }
+
     /// Starts it.
     pub fn new(what: &str, total: u64, unit: Unit) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
@@ -63,7 +70,8 @@ impl Progress {
             bar
         });
         let start = Instant::now();
-        Self { bar, what: what.to_owned(), unit, total, done: AtomicU64::new(0), start, told: Mutex::new(start) }
+        let (what, done, told) = (what.to_owned(), AtomicU64::new(0), Mutex::new(start));
+        Self { bar, what, unit, total, tells_end: true, done, start, told }
     }
 
     /// `steps` more are done; `message` says how it goes and is asked for only when it is shown.
@@ -79,6 +87,14 @@ impl Progress {
         }
     }
 
+    /// Prints a line of the result meanwhile.
+    pub fn print(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| println!("{line}")),
+            None => println!("{line}"),
+        }
+    }
+
     /// Clears the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
@@ -91,7 +107,7 @@ impl Progress {
         let another = before * LINES / total < done * LINES / total;
         let ended = before < self.total && done >= self.total;
         let mut told = lock(&self.told);
-        let due = ended || (elapsed >= SHORT && (another || told.elapsed() >= SILENCE));
+        let due = (ended && self.tells_end) || (elapsed >= SHORT && (another || told.elapsed() >= SILENCE));
         if due {
             *told = Instant::now();
         }
@@ -123,7 +139,7 @@ mod tests {
     fn progress(total: u64, since: Duration) -> Progress {
         let start = Instant::now().checked_sub(since).unwrap();
         let (what, unit, told) = ("doing".to_owned(), Unit::Of("steps"), Mutex::new(start));
-        Progress { bar: None, what, unit, total, done: AtomicU64::new(0), start, told }
+        Progress { bar: None, what, unit, total, tells_end: true, done: AtomicU64::new(0), start, told }
     }
 
     #[test]
@@ -131,6 +147,10 @@ mod tests {
         let short = progress(100, Duration::ZERO);
         let told = (0..100).filter(|&i| short.is_due(i, i + 1)).count();
         assert_eq!(told, 1, "at its end");
+        let errand = |since| Progress { tells_end: false, ..progress(100, since) };
+        let [quick, slow] = [Duration::ZERO, Duration::from_secs(2)].map(errand);
+        let told = |progress: &Progress| (0..100).filter(|&i| progress.is_due(i, i + 1)).count();
+        assert_eq!((told(&quick), told(&slow)), (0, 10));
         let long = progress(100, Duration::from_secs(2));
         let told: Vec<u64> = (0..100).filter(|&i| long.is_due(i, i + 1)).map(|i| i + 1).collect();
         assert_eq!(told, [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]);

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::Failure;
+use super::progress::{Progress, Unit};
 use crate::config::{Config, Lanes};
 use crate::runner::repartition::repartition;
 use crate::transport::kafka::cluster::Cluster;
@@ -39,7 +40,16 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     }
     let cluster = Cluster::new(kafka).map_err(anyhow::Error::from)?;
     cluster.reach().map_err(anyhow::Error::from)?;
-    let moved = repartition(&cluster, args.accept_gap)?;
+    let mut progress = None;
+    let tell = |lane: i32, lanes: usize| {
+        let errand = || Progress::of_errand("reading", lanes as u64, Unit::Of("lanes"));
+        progress.get_or_insert_with(errand).advance(1, || format!("lane {lane}"));
+    };
+    let moved = repartition(&cluster, args.accept_gap, tell);
+    if let Some(progress) = &progress {
+        progress.finish();
+    }
+    let moved = moved?;
     if args.json {
         println!("{}", json!(moved));
     } else {

@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 
 use super::params::utc;
+use super::progress::{Progress, Unit};
 use super::{Failure, summary};
 use crate::config::{Config, Settings};
 use crate::engine::Engine;
@@ -47,6 +48,9 @@ const EXAMPLES: &str = "Examples:
 enum Command {
     /// List the generations, newest last
     List {
+        /// File for the table as comma-separated values
+        #[arg(long, value_name = "FILE")]
+        csv: Option<PathBuf>,
         /// Print one JSON object instead of the table
         #[arg(long)]
         json: bool,
@@ -56,6 +60,9 @@ enum Command {
         /// Which one; without it the newest that is whole
         #[arg(long, value_name = "N")]
         generation: Option<u64>,
+        /// File for the table of counts as comma-separated values
+        #[arg(long, value_name = "FILE")]
+        csv: Option<PathBuf>,
         /// Print one JSON object instead of the table
         #[arg(long)]
         json: bool,
@@ -109,8 +116,8 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let dir = args.store.as_deref().unwrap_or(&config.store.dir);
     let place = Place { dir, lane: args.lane.as_deref() };
     match &args.command {
-        Command::List { json } => list(place, *json)?,
-        Command::Show { generation, json } => show(place, *generation, *json)?,
+        Command::List { csv, json } => list(place, csv.as_deref(), *json)?,
+        Command::Show { generation, csv, json } => show(place, *generation, csv.as_deref(), *json)?,
         Command::Verify => verify(place)?,
         Command::Export { space, generation, out } => export(place, &name(space)?, *generation, out)?,
         Command::Import { space, from, start_at } => {
@@ -152,12 +159,14 @@ struct Opened {
 }
 
 impl Opened {
-    fn new(lane: String, snapshot: Snapshot) -> anyhow::Result<Self> {
+    /// Tells of every record that is made into a part of the engine.
+    fn new(lane: &str, snapshot: Snapshot, tell: &mut dyn FnMut()) -> anyhow::Result<Self> {
         let head = LaneHead::open(&snapshot.head)?;
         let settings: Settings =
             serde_json::from_str(&head.configuration).context("the configuration in the snapshot cannot be read")?;
-        let engine = Engine::restore(settings.clone(), head.engine.clone(), snapshot.records)?;
-        Ok(Self { lane, generation: snapshot.generation, head, settings, engine })
+        let records = snapshot.records.into_iter().inspect(|_| tell());
+        let engine = Engine::restore(settings.clone(), head.engine.clone(), records)?;
+        Ok(Self { lane: lane.to_owned(), generation: snapshot.generation, head, settings, engine })
     }
 
     fn json(&self) -> Value {
@@ -187,83 +196,142 @@ fn open(place: Place<'_>) -> anyhow::Result<(DirArchive, String)> {
     Ok((archive, lane))
 }
 
+/// Reads generations of a lane, and tells how far it is: each record is met twice, when it is read and when it is made
+/// into a part of the engine.
+struct Reading<'a> {
+    archive: &'a DirArchive,
+    lane: &'a str,
+    progress: Progress,
+}
+
+impl<'a> Reading<'a> {
+    fn new(archive: &'a DirArchive, lane: &'a str, generations: &[u64]) -> anyhow::Result<Self> {
+        let mut records = 0;
+        for &generation in generations {
+            records += archive.records(lane, generation)?;
+        }
+        Ok(Self { archive, lane, progress: Progress::of_errand("reading", 2 * records, Unit::Of("steps")) })
+    }
+
+    fn read(&self, generation: u64) -> anyhow::Result<Opened> {
+        let message = || format!("generation {generation}");
+        let records = self.archive.records(self.lane, generation)?;
+        let mut left = records;
+        let mut step = || {
+            // Of some records there are older versions too, which are no further steps.
+            if left > 0 {
+                left -= 1;
+                self.progress.advance(1, message);
+            }
+        };
+        let snapshot = self.archive.read_telling(self.lane, generation, &mut step);
+        // What is damaged has fewer; the work is done all the same.
+        self.progress.advance(left, message);
+        left = records;
+        let mut step = || {
+            left -= 1;
+            self.progress.advance(1, message);
+        };
+        let opened = snapshot?.map_err(anyhow::Error::from);
+        let opened = opened.and_then(|snapshot| Opened::new(self.lane, snapshot, &mut step));
+        self.progress.advance(left, message);
+        opened
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.progress.finish();
+    }
+}
+
+/// One generation, or the newest that is whole.
 fn read(archive: &DirArchive, lane: &str, generation: Option<u64>) -> anyhow::Result<Opened> {
-    let snapshot = match generation {
-        Some(generation) if !archive.generations(lane)?.contains(&generation) => {
-            let there: Vec<String> = archive.generations(lane)?.iter().map(ToString::to_string).collect();
-            return Err(anyhow!("there is no generation {generation}; there are {}", there.join(", ")));
+    let generations = archive.generations(lane)?;
+    match generation {
+        Some(generation) if !generations.contains(&generation) => {
+            let there: Vec<String> = generations.iter().map(ToString::to_string).collect();
+            Err(anyhow!("there is no generation {generation}; there are {}", there.join(", ")))
         }
-        Some(generation) => archive.read(lane, generation)??,
-        None => {
-            let (newest, damaged) = archive.newest(lane)?;
-            whole(newest, &damaged)?
-        }
-    };
-    Opened::new(lane.to_owned(), snapshot)
-}
-
-fn whole(newest: Option<Snapshot>, damaged: &[DamagedSnapshot]) -> anyhow::Result<Snapshot> {
-    for damage in damaged {
-        tracing::error!(generation = damage.generation, problem = damage.problem, "a snapshot is damaged");
+        Some(generation) => Reading::new(archive, lane, &[generation])?.read(generation),
+        None => newest(archive, lane, &generations),
     }
-    newest.ok_or_else(|| anyhow!("no snapshot is whole"))
 }
 
-fn list(place: Place<'_>, json: bool) -> anyhow::Result<()> {
+fn newest(archive: &DirArchive, lane: &str, generations: &[u64]) -> anyhow::Result<Opened> {
+    for &generation in generations.iter().rev() {
+        let opened = Reading::new(archive, lane, &[generation])?.read(generation);
+        match opened {
+            Err(error) if error.is::<DamagedSnapshot>() => {
+                tracing::error!(problem = %error, "a snapshot is damaged");
+            }
+            opened => return opened,
+        }
+    }
+    Err(anyhow!("no snapshot is whole"))
+}
+
+fn list(place: Place<'_>, csv: Option<&Path>, json: bool) -> anyhow::Result<()> {
     let (archive, lane) = open(place)?;
-    let mut rows = Vec::new();
-    let mut values = Vec::new();
-    for generation in archive.generations(&lane)? {
-        match read(&archive, &lane, Some(generation)) {
-            Ok(opened) => {
-                let counts = opened.engine.counts();
-                let pending = counts.join.queries.pending;
-                rows.push(
-                    [
-                        generation.to_string(),
-                        utc(opened.head.created_ms),
-                        opened.head.epoch.to_string(),
-                        opened.engine.names().count().to_string(),
-                        counts.applied.to_string(),
-                        pending.to_string(),
-                        "whole".to_owned(),
-                    ]
-                    .to_vec(),
-                );
-                values.push(json!({
-                    "generation": generation, "created_ms": opened.head.created_ms, "epoch": opened.head.epoch,
-                    "applied": counts.applied, "pending": pending, "whole": true,
-                }));
-            }
-            Err(error) => {
-                let dash = || "-".to_owned();
-                rows.push(vec![generation.to_string(), dash(), dash(), dash(), dash(), dash(), format!("{error:#}")]);
-                values.push(json!({"generation": generation, "whole": false, "problem": format!("{error:#}")}));
-            }
-        }
+    let generations = archive.generations(&lane)?;
+    let reading = Reading::new(&archive, &lane, &generations)?;
+    let (mut rows, mut values) = (Vec::new(), Vec::new());
+    for generation in generations {
+        let (row, value) = listed(generation, reading.read(generation));
+        rows.push(row);
+        values.push(value);
     }
+    drop(reading);
     let bytes = {
         use crate::store::SnapshotStore;
         archive.store().bytes_on_disk()?
     };
-    if json {
-        println!("{}", json!({"lane": lane, "bytes_on_disk": bytes, "generations": values}));
-        return Ok(());
-    }
     let right = ["generation", "made", "epoch", "spaces", "applied", "pending"].map(Column::right);
     let columns = right.into_iter().chain([Column::left("state")]).collect();
-    println!("{}", Table { columns, rows, note: Some(format!("{bytes} bytes on disk, lane {lane}")) }.text());
+    let table = Table { columns, rows, note: Some(format!("{bytes} bytes on disk, lane {lane}")) };
+    super::write_csv(csv, &[&table])?;
+    if json {
+        println!("{}", json!({"lane": lane, "bytes_on_disk": bytes, "generations": values}));
+    } else {
+        println!("{}", table.text());
+    }
     Ok(())
 }
 
-fn show(place: Place<'_>, generation: Option<u64>, json: bool) -> anyhow::Result<()> {
+/// A generation as a row of the table, and as JSON.
+fn listed(generation: u64, opened: anyhow::Result<Opened>) -> (Vec<String>, Value) {
+    match opened {
+        Ok(opened) => {
+            let (counts, head) = (opened.engine.counts(), &opened.head);
+            let pending = counts.join.queries.pending;
+            let spaces = opened.engine.names().count() as u64;
+            let figures = [head.epoch, spaces, counts.applied, pending].map(|figure| figure.to_string());
+            let row = [generation.to_string(), utc(head.created_ms)].into_iter().chain(figures);
+            let value = json!({
+                "generation": generation, "created_ms": head.created_ms, "epoch": head.epoch,
+                "applied": counts.applied, "pending": pending, "whole": true,
+            });
+            (row.chain(["whole".to_owned()]).collect(), value)
+        }
+        Err(error) => {
+            let problem = format!("{error:#}");
+            let row = std::iter::once(generation.to_string()).chain(std::iter::repeat_n("-".to_owned(), 5));
+            let value = json!({"generation": generation, "whole": false, "problem": problem});
+            (row.chain([problem]).collect(), value)
+        }
+    }
+}
+
+fn show(place: Place<'_>, generation: Option<u64>, csv: Option<&Path>, json: bool) -> anyhow::Result<()> {
     let (archive, lane) = open(place)?;
     let opened = read(&archive, &lane, generation)?;
+    let table = summary::table(&opened.engine, opened.head.merge.out_of_order);
+    super::write_csv(csv, &[&table])?;
     if json {
         println!("{}", opened.json());
         return Ok(());
     }
-    println!("{}", summary::table(&opened.engine, opened.head.merge.out_of_order).text());
+    println!("{}", table.text());
     println!("generation {}, epoch {}, made {}", opened.generation, opened.head.epoch, utc(opened.head.created_ms));
     for view in opened.engine.spaces() {
         let models: Vec<&str> = view.models.iter().map(Name::as_str).collect();
@@ -282,12 +350,16 @@ fn show(place: Place<'_>, generation: Option<u64>, json: bool) -> anyhow::Result
 fn verify(place: Place<'_>) -> anyhow::Result<()> {
     let (archive, lane) = open(place)?;
     let generations = archive.generations(&lane)?;
+    let reading = Reading::new(&archive, &lane, &generations)?;
     let mut damaged = 0;
     for &generation in &generations {
-        match read(&archive, &lane, Some(generation)) {
-            Ok(opened) => println!("generation {generation}: whole, state digest {}", opened.engine.digest()),
+        match reading.read(generation) {
+            Ok(opened) => {
+                let digest = opened.engine.digest();
+                reading.progress.print(&format!("generation {generation}: whole, state digest {digest}"));
+            }
             Err(error) => {
-                println!("generation {generation}: {error:#}");
+                reading.progress.print(&format!("generation {generation}: {error:#}"));
                 damaged += 1;
             }
         }
@@ -320,9 +392,11 @@ fn import(
     let lane = place.choose(&archive)?;
     let (lane, mut head, mut engine) = match lane {
         Some(lane) => {
+            let opened = read(&archive, &lane, None)?;
             // What is damaged must not get into the next generation.
-            let (newest, damaged) = archive.resume(&lane)?;
-            let opened = Opened::new(lane.clone(), whole(newest, &damaged)?)?;
+            if archive.generations(&lane)?.last() != Some(&opened.generation) {
+                archive.rewind(&lane, opened.generation)?;
+            }
             (lane, opened.head, opened.engine)
         }
         None => {

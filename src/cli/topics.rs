@@ -1,5 +1,7 @@
 //! `pointsman topics`: the topics that Pointsman needs.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, anyhow};
 use serde_json::json;
 
@@ -28,25 +30,28 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Make the topics that are missing, as transport.kafka.create says, and check the others
-    Init {
-        /// Print one JSON object instead of the table
-        #[arg(long)]
-        json: bool,
-    },
+    Init(Shown),
     /// Only check them
-    Check {
-        /// Print one JSON object instead of the table
-        #[arg(long)]
-        json: bool,
-    },
+    Check(Shown),
+}
+
+/// How it is shown.
+#[derive(Debug, clap::Args)]
+struct Shown {
+    /// File for the table as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
-    let (json, check) = match args.command {
-        Command::Init { json } => (json, false),
-        Command::Check { json } => (json, true),
+    let (shown, check) = match &args.command {
+        Command::Init(shown) => (shown, false),
+        Command::Check(shown) => (shown, true),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     let found = runtime.block_on(async {
@@ -55,10 +60,12 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         init(&cluster, &settings, check).await
     });
     let found = found.map_err(anyhow::Error::from)?;
-    if json {
+    let table = table(&found);
+    super::write_csv(shown.csv.as_deref(), &[&table])?;
+    if shown.json {
         println!("{}", json!({ "topics": found }));
     } else {
-        print!("{}", table(&found).text());
+        print!("{}", table.text());
     }
     match found.iter().map(|topic| topic.differences.len()).sum::<usize>() {
         0 => Ok(()),
@@ -75,6 +82,6 @@ fn table(found: &[Found]) -> Table {
         };
         vec![topic.topic.clone(), topic.partitions.to_string(), state]
     };
-    let columns = vec![Column::left("topic"), Column::right("partitions"), Column::left("")];
+    let columns = vec![Column::left("topic"), Column::right("partitions"), Column::left("state")];
     Table { columns, rows: found.iter().map(row).collect(), note: None }
 }

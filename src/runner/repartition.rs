@@ -53,7 +53,8 @@ const NAME: &str = "repartition";
 const MESSAGE_BYTES: usize = 1_000_000;
 
 /// Spreads all spaces over the partitions that there are now. With `accept_gap` also where something was not read.
-pub fn repartition(cluster: &Cluster, accept_gap: bool) -> anyhow::Result<Moved> {
+/// Tells of every lane that is read, and how many there are.
+pub fn repartition(cluster: &Cluster, accept_gap: bool, mut tell: impl FnMut(i32, usize)) -> anyhow::Result<Moved> {
     check_stopped(cluster)?;
     let (now, _) = check_partitions(cluster)?;
     let lanes: Vec<i32> = (0..now as i32).collect();
@@ -73,6 +74,7 @@ pub fn repartition(cluster: &Cluster, accept_gap: bool) -> anyhow::Result<Moved>
         // Whoever believes to have the lane cannot write it any more.
         owners.push(Transactions::take_over(cluster, &lane_name(*lane), MESSAGE_BYTES)?);
         states.push(read(cluster, *lane)?);
+        tell(*lane, lanes.len());
     }
     if !accept_gap {
         check_read(cluster, &states[..before])?;

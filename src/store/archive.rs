@@ -118,20 +118,36 @@ impl<S: SnapshotStore> Archive<S> {
         Ok(self.heads(lane)?.into_keys().collect())
     }
 
+    /// How many records a generation has, by its head; 0 if that is damaged.
+    pub fn records(&self, lane: &str, generation: u64) -> Result<u64, StoreError> {
+        Ok(self.head(lane, generation)?.map_or(0, |(count, _, _)| count))
+    }
+
     /// Reads one generation; what is wrong with it alone is the inner error.
     pub fn read(&self, lane: &str, generation: u64) -> Result<Result<Snapshot, DamagedSnapshot>, StoreError> {
-        let mut head = Vec::new();
-        self.store.scan(&at(b'h', lane, generation), &mut |_, part| head.extend_from_slice(part))?;
+        self.read_telling(lane, generation, &mut || ())
+    }
+
+    /// The same, telling of every version of a record that is looked at: of each record there is at least one.
+    pub fn read_telling(
+        &self,
+        lane: &str,
+        generation: u64,
+        tell: &mut dyn FnMut(),
+    ) -> Result<Result<Snapshot, DamagedSnapshot>, StoreError> {
         let damaged = |problem: String| Ok(Err(DamagedSnapshot { generation, problem }));
-        let Some((count, sum, head)) = open_head(&at(b'h', lane, generation), &head) else {
+        let Some((count, sum, head)) = self.head(lane, generation)? else {
             return damaged("its head does not match its checksum".to_owned());
         };
         let (mut records, mut bad) = (BTreeMap::new(), 0);
-        self.versions(lane, &mut |version, record| match record {
-            _ if version.generation > generation => {}
-            Some((key, Some(value))) => drop(records.insert(key.to_vec(), (version.checksum, value.to_vec()))),
-            Some((key, None)) => drop(records.remove(key)),
-            None => bad += 1,
+        self.versions(lane, &mut |version, record| {
+            tell();
+            match record {
+                _ if version.generation > generation => {}
+                Some((key, Some(value))) => drop(records.insert(key.to_vec(), (version.checksum, value.to_vec()))),
+                Some((key, None)) => drop(records.remove(key)),
+                None => bad += 1,
+            }
         })?;
         let found = records.values().fold(0_u64, |sum, (checksum, _)| sum.wrapping_add(*checksum));
         if (records.len() as u64, found) != (count, sum) {
@@ -228,6 +244,13 @@ impl<S: SnapshotStore> Archive<S> {
             None => index.superseded.entry(version.generation).or_default().push(version),
         })?;
         Ok(index)
+    }
+
+    /// The head of a generation: number of its records, sum of their checksums, payload; `None` if it is damaged.
+    fn head(&self, lane: &str, generation: u64) -> Result<Option<(u64, u64, Vec<u8>)>, StoreError> {
+        let (place, mut head) = (at(b'h', lane, generation), Vec::new());
+        self.store.scan(&place, &mut |_, part| head.extend_from_slice(part))?;
+        Ok(open_head(&place, &head))
     }
 
     fn heads(&self, lane: &str) -> Result<BTreeMap<u64, u32>, StoreError> {

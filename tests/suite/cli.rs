@@ -206,13 +206,26 @@ fn a_terminal_gets_colours_unless_it_wants_none_and_a_bar_with_rate_and_time_lef
     assert!(log(&[("NO_COLOR", "")]).contains("\u{1b}["));
     let plain = log(&[("NO_COLOR", "1")]);
     assert!(plain.contains("learning") && !plain.contains('\u{1b}'), "{plain:?}");
-    let (ours, its) = terminal();
-    let reading = std::thread::spawn(|| shown(ours));
     let directory = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    command.args(["demo", "--rounds", "3000", "--dim", "8", "--report"]).arg(directory.path());
-    assert!(command.stderr(its).stdout(Stdio::null()).status().unwrap().success());
-    drop(command);
-    let bar = reading.join().unwrap();
-    assert!(bar.contains("rounds/s") && bar.contains(" left"), "{bar:?}");
+    let bar = |arguments: &[&str]| {
+        let (ours, its) = terminal();
+        let reading = std::thread::spawn(|| shown(ours));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+        command.current_dir(directory.path()).args(arguments);
+        assert!(command.stderr(its).stdout(Stdio::null()).status().unwrap().success());
+        drop(command);
+        reading.join().unwrap()
+    };
+    let demo = bar(&["demo", "--rounds", "3000", "--dim", "8", "--report", "report"]);
+    assert!(demo.contains("rounds/s") && demo.contains(" left"), "{demo:?}");
+    for side in ["queries", "rewards"] {
+        std::fs::create_dir_all(directory.path().join("data/log").join(side)).unwrap();
+    }
+    let event = "{\"request_id\":\"r\",\"ts_ms\":1,\"reward\":1}\n";
+    std::fs::write(directory.path().join("data/log/rewards/1.jsonl"), event).unwrap();
+    bar(&["learn", "--once"]);
+    for command in [&["list"][..], &["show"], &["verify"], &["export", "--out", "all"], &["import", "--from", "all"]] {
+        let read = bar(&[&["snapshots"], command].concat());
+        assert!(read.contains("steps/s") && read.contains(" left"), "{command:?}: {read:?}");
+    }
 }

@@ -361,7 +361,12 @@ fn what_is_wrong_has_a_name() {
     // No topics.
     let place = Place::without_topics(brokers, SMALL);
     says(place.fails(&["learn", "--once"]), &["there is no topic", "pointsman topics init"]);
-    says(place.fails(&["topics", "check"]), &["5 things are not as they should be"]);
+    let csv = place.dir.path().join("topics.csv");
+    says(place.fails(&["topics", "check", "--csv", csv.to_str().unwrap()]), &["5 things are not as they should be"]);
+    let csv = std::fs::read_to_string(csv).unwrap();
+    let missing = format!("{},0,", place.topic("rewards"));
+    assert!(csv.starts_with("topic,partitions,state\n") && csv.lines().count() == 6, "{csv}");
+    assert!(csv.lines().any(|line| line.starts_with(&missing)), "{csv}");
     // Retention has deleted what was not read.
     let place = Place::new(brokers, SMALL);
     pairs(&place, 0, 30);

@@ -110,6 +110,18 @@ bge         2              1.5000              -0.5000        2.0000      no    
 mini.lm     0                   -                    -             0     yes  -0.2500       0.2500";
     assert_eq!(lines[0], format!("parameters  {}", golden()));
     assert_eq!(lines[1..].join("\n"), expected);
+    let directory = tempfile::tempdir().unwrap();
+    let csv = directory.path().join("params.csv");
+    printed(&run(&["show", &golden(), "--csv", csv.to_str().unwrap()], ""));
+    let csv = fs::read_to_string(csv).unwrap();
+    let (facts, spectra) = csv.split_once("\n\n").unwrap();
+    assert!(facts.starts_with("parameters,") && facts.contains("\nsampling,\"inverse_gap, g = 30.5\"\n"), "{csv}");
+    let expected = "\
+model,rank,largest eigenvalue,smallest eigenvalue,nuclear norm,linear,bias,floor share
+bge,2,1.5000,-0.5000,2.0000,no,0,0.7500
+mini.lm,0,-,-,0,yes,-0.2500,0.2500
+";
+    assert_eq!(spectra, expected);
 }
 
 #[test]
