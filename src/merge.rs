@@ -220,6 +220,11 @@ impl<S: Source> Merge<S> {
     }
 
     /// A log, by its index.
+    pub fn source(&self, log: usize) -> Option<&S> {
+        self.logs.get(&log).map(|log| &log.source)
+    }
+
+    /// The same, to be changed.
     pub fn source_mut(&mut self, log: usize) -> Option<&mut S> {
         self.logs.get_mut(&log).map(|log| &mut log.source)
     }

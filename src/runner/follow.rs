@@ -13,7 +13,7 @@ use crate::config::{Config, Lanes, Settings, TransportKind};
 use crate::engine::{Engine, Totals};
 use crate::merge::MergeState;
 use crate::store::{self, ONE_LANE};
-use crate::telemetry::{News, Status};
+use crate::telemetry::{News, Status, Unread};
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
 use crate::transport::file::AtEnd;
@@ -112,12 +112,14 @@ impl Run<'_> {
                 directory.scan(&mut runner.merge).with_context(cannot_read)?;
                 scanned = Instant::now();
             }
-            match runner.step()? {
-                Stepped::Event(_) => teller.events(once(&runner), 1, |_| ()),
+            let stepped = runner.step()?;
+            let tell = |news: &mut News| news.unread = Some(Unread::of(directory.unread(&runner.merge)));
+            match stepped {
+                Stepped::Event(_) => teller.events(once(&runner), 1, tell),
                 Stepped::End if self.once => break,
                 Stepped::Wait | Stepped::End => {
+                    teller.tell(once(&runner), tell);
                     runner.snapshot_if_due()?;
-                    teller.tell(once(&runner), |_| ());
                     std::thread::sleep(poll);
                 }
             }
@@ -309,11 +311,20 @@ pub(super) struct Teller<'a> {
     told: Instant,
     took: Duration,
     events: u64,
+    /// What is not read yet: messages, bytes.
+    behind: (Option<u64>, Option<u64>),
 }
 
 impl<'a> Teller<'a> {
     pub(super) fn new(status: &'a Status) -> Self {
-        Self { status, since: Instant::now(), told: Instant::now(), took: Duration::ZERO, events: 0 }
+        Self {
+            status,
+            since: Instant::now(),
+            told: Instant::now(),
+            took: Duration::ZERO,
+            events: 0,
+            behind: (None, None),
+        }
     }
 
     pub(super) fn events<'r, S: Log + 'r>(
@@ -336,6 +347,8 @@ impl<'a> Teller<'a> {
                 applied = totals.counts.applied,
                 pending = totals.counts.join.queries.pending,
                 mean_reward = totals.mean_reward,
+                lag = self.behind.0,
+                unread_bytes = self.behind.1,
                 "learning"
             );
             (self.since, self.events) = (Instant::now(), 0);
@@ -352,6 +365,7 @@ impl<'a> Teller<'a> {
             let out_of_order = runners.clone().map(|runner| runner.merge.out_of_order()).sum();
             let mut news = News::of(runners.map(|runner| &runner.engine), out_of_order);
             more(&mut news);
+            self.behind = ((!news.lags.is_empty()).then(|| news.lag()), news.unread.as_ref().map(Unread::bytes));
             self.status.tell(news);
             (self.told, self.took) = (Instant::now(), begun.elapsed());
         }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::facts::Log;
 use super::sheet::Sheet;
-use super::{Facts, History, MODELS_MAX, OTHER, Published, SPACES_MAX, pick};
+use super::{Facts, History, MODELS_MAX, OTHER, Published, SPACES_MAX, Unread, pick};
 use crate::engine::{Counts, Engine, Side, Tally, Totals};
 use crate::evaluate::worth::WorthView;
 use crate::transport::{lock, now_ms};
@@ -40,6 +40,8 @@ pub struct News {
     pub spaces: BTreeMap<String, SpaceNews>,
     /// Messages that are not read yet: topic, partition, number.
     pub lags: Vec<(String, i32, u64)>,
+    /// The same of log files, where these are read.
+    pub unread: Option<Unread>,
     /// How often partitions were given or taken.
     pub rebalances: u64,
     /// Lanes that are this instance's, where they move.
@@ -121,7 +123,8 @@ impl News {
         Self { counts, mean_reward, out_of_order, spaces, ..Self::default() }
     }
 
-    fn lag(&self) -> u64 {
+    /// Messages that are not read yet, of all partitions.
+    pub fn lag(&self) -> u64 {
         self.lags.iter().map(|(_, _, lag)| lag).sum()
     }
 }
@@ -267,6 +270,7 @@ impl Status {
                 "mean_reward": news.mean_reward,
                 "out_of_order": news.out_of_order,
                 "lags": news.lags,
+                "unread": news.unread,
                 "rebalances": news.rebalances,
                 "lanes": news.lanes,
                 "broker_errors": news.broker_errors,
@@ -392,6 +396,11 @@ impl Status {
         of_spaces(&mut sheet, &news, &named, &log);
         of_models(&mut sheet, &named, &log);
         of_brokers(&mut sheet, &news);
+        if let Some(Unread { query_bytes, reward_bytes, .. }) = &news.unread {
+            let bytes =
+                [("query", *query_bytes), ("reward", *reward_bytes)].map(|(kind, bytes)| (Kind { kind }, bytes));
+            sheet.gauges("unread_bytes", "Bytes of log files that are not read yet", bytes);
+        }
         let Facts { update, join, snapshot, .. } = &*self.facts;
         sheet.seconds("update_duration", "Time of an event that something was learned from", update.clone());
         sheet.seconds("join_latency", "Event time from a query to its reward", join.clone());
@@ -612,6 +621,22 @@ mod tests {
         );
         assert!(metrics.contains("pointsman_learner_top_eigenvalue{space=\"space-0000\",model=\"m-3\"} -3.0"));
         assert!(metrics.contains("pointsman_learner_published_timestamp_seconds{space=\"space-0000\"} 5.0"));
+    }
+
+    #[test]
+    fn what_is_not_read_of_log_files_is_told_where_these_are_read() {
+        let status = Status::default();
+        status.tell(news(1));
+        assert!(!status.metrics().contains("unread") && status.now("", "")["unread"].is_null());
+        let unread = Unread::of([(Side::Query, "queries/a.jsonl#1", 70), (Side::Query, "queries/b.jsonl#2", 5)]);
+        status.tell(News { unread: Some(unread), ..news(1) });
+        let metrics = status.metrics();
+        let told = values(&metrics, "pointsman_learner_unread_bytes");
+        let series = |kind| format!("pointsman_learner_unread_bytes{{kind=\"{kind}\"}}");
+        assert_eq!(told.len(), 2);
+        assert!(told.contains(&(&series("query"), 75.0)) && told.contains(&(&series("reward"), 0.0)), "{told:?}");
+        assert_eq!(status.json()["unread"]["logs"], json!([["queries/a.jsonl#1", 70], ["queries/b.jsonl#2", 5]]));
+        assert_eq!(status.now("", "")["unread"]["query_bytes"], 75);
     }
 
     #[test]

@@ -10,12 +10,14 @@ mod learner;
 pub mod router;
 mod sheet;
 mod timing;
+mod unread;
 
 pub use facts::{DeadNews, Facts, ModelNews, Published, SnapshotNews};
 pub use history::History;
 pub use learner::{Lift, News, SpaceNews, Status};
 pub use sheet::CONTENT_TYPE;
 pub use timing::Timing;
+pub use unread::Unread;
 
 use crate::event::Name;
 

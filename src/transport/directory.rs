@@ -31,6 +31,7 @@ pub struct Directory {
 /// A log that is being read.
 struct Followed {
     index: usize,
+    side: Side,
     path: PathBuf,
     length: u64,
     /// Whether the last scan did not find it.
@@ -74,6 +75,12 @@ impl Directory {
         Ok(())
     }
 
+    /// Bytes of each log that are not read yet, by what its file was like at the last scan.
+    pub fn unread(&self, merge: &Merge<LogFile>) -> Vec<(Side, &str, u64)> {
+        let bytes = |log: &Followed| merge.source(log.index).map_or(0, |source| source.unread(log.length));
+        self.logs.iter().map(|(name, log)| (log.side, name.as_str(), bytes(log))).collect()
+    }
+
     /// Positions whose files are gone.
     pub fn missing(&self) -> impl Iterator<Item = &str> {
         self.waiting.keys().map(String::as_str)
@@ -106,7 +113,8 @@ impl Directory {
         .with_print(file.print);
         let first_ms = if position.is_none() { source.first_ms()? } else { None };
         let index = merge.add(name.clone(), source, position, first_ms);
-        self.logs.insert(name, Followed { index, path: file.path, length: file.length, missed: false });
+        let Found { side, path, length, .. } = file;
+        self.logs.insert(name, Followed { index, side, path, length, missed: false });
         Ok(())
     }
 
@@ -316,6 +324,45 @@ mod tests {
             pause(&mut fixture);
             assert_eq!(fixture.merge.state().positions.len(), if restart { 0 } else { 2 });
             assert!(fixture.read().is_empty());
+        }
+    }
+
+    #[test]
+    fn it_is_known_how_much_is_not_read_yet() {
+        for compressed in [false, true] {
+            let mut fixture = Fixture::new();
+            let unread = |fixture: &Fixture| -> u64 {
+                fixture.directory.unread(&fixture.merge).iter().map(|(_, _, bytes)| bytes).sum()
+            };
+            assert_eq!(unread(&fixture), 0);
+            fixture.add("a.jsonl", 0..10_000);
+            if compressed {
+                let bytes = std::fs::read(fixture.path("a.jsonl")).unwrap();
+                // Not so small that all of it is read at once.
+                std::fs::write(fixture.path("a.jsonl.zst"), zstd::encode_all(&bytes[..], -7).unwrap()).unwrap();
+                std::fs::remove_file(fixture.path("a.jsonl")).unwrap();
+            }
+            let path = fixture.path(if compressed { "a.jsonl.zst" } else { "a.jsonl" });
+            let length = std::fs::metadata(path).unwrap().len();
+            fixture.directory.scan(&mut fixture.merge).unwrap();
+            let [(side, name, bytes)] = fixture.directory.unread(&fixture.merge)[..] else { panic!("one log") };
+            assert_eq!((side, bytes), (Side::Reward, length), "{name}");
+            for _ in 0..100 {
+                assert!(matches!(fixture.merge.next().unwrap(), Next::Event(..)));
+            }
+            assert!((1..length).contains(&unread(&fixture)), "{} of {length}", unread(&fixture));
+            assert_eq!(fixture.read().len(), 9_900);
+            assert_eq!(unread(&fixture), 0);
+            if !compressed {
+                fixture.add("a.jsonl", 10_000..10_001);
+                std::fs::write(fixture.path("b.jsonl"), "{\"request_id\":\"b\",\"ts_ms\":9,\"reward\":1}\n{\"re")
+                    .unwrap();
+                assert_eq!(fixture.read().len(), 2);
+                assert_eq!(unread(&fixture), 4, "a line that has no end yet");
+            }
+            fixture.restart();
+            fixture.read();
+            assert_eq!(unread(&fixture), if compressed { 0 } else { 4 });
         }
     }
 

@@ -45,11 +45,15 @@ pub struct LogFile {
     line: u64,
     grew: Instant,
     ended: bool,
+    /// How much of a compressed file was read when it was closed, as it is on disk.
+    passed: u64,
 }
 
 /// An open file, and the beginning of a line whose end has not come yet.
 struct Lines {
     reader: Box<dyn BufRead + Send>,
+    /// The same file, which knows how far it was read.
+    file: File,
     kept: Vec<u8>,
     length: usize,
 }
@@ -96,6 +100,7 @@ impl LogFile {
             line,
             grew: Instant::now(),
             ended: false,
+            passed: 0,
         }
     }
 
@@ -119,7 +124,15 @@ impl LogFile {
     /// Goes on in a file of another name, or another compression, that holds the same.
     pub fn move_to(&mut self, path: &Path) {
         self.path = path.to_owned();
-        self.lines = None;
+        (self.lines, self.passed) = (None, 0);
+    }
+
+    /// Bytes that are not read yet of its file, which has this length: up to the next line, or of a compressed file, as
+    /// it is on disk, up to what is decompressed.
+    pub fn unread(&self, length: u64) -> u64 {
+        let read =
+            if is_compressed(&self.path) { self.lines.as_ref().map_or(self.passed, Lines::passed) } else { self.start };
+        length.saturating_sub(read)
     }
 
     /// Where the file is.
@@ -166,6 +179,7 @@ impl LogFile {
     }
 
     fn ended(&mut self) -> Read {
+        self.passed = self.lines.as_ref().map_or(self.passed, Lines::passed);
         match self.at_end {
             AtEnd::Complete | AtEnd::Stop => {
                 (self.lines, self.ended) = (None, true);
@@ -193,8 +207,9 @@ impl Source for LogFile {
             Ok(Some(line)) => line,
             Ok(None) => return Ok(self.ended()),
             Err(error) if is_torn(&error, self.at_end) => {
+                let read = self.ended();
                 self.lines = None;
-                return Ok(self.ended());
+                return Ok(read);
             }
             Err(error) => {
                 let place = format!("{}, after line {}: {error}", self.path.display(), self.line);
@@ -224,7 +239,7 @@ pub(super) fn place(path: &Path, start: u64, line: u64) -> Value {
 
 impl Lines {
     fn open(mut file: File, path: &Path, start: u64, bytes_read: Arc<AtomicU64>) -> io::Result<Self> {
-        let compressed = is_compressed(path);
+        let (compressed, same) = (is_compressed(path), file.try_clone()?);
         let mut reader = if compressed || start == 0 {
             decoded(file, path, bytes_read)?
         } else {
@@ -239,7 +254,13 @@ impl Lines {
         if compressed && io::copy(&mut reader.by_ref().take(start), &mut io::sink())? < start {
             return Err(shorter(start));
         }
-        Ok(Self { reader, kept: Vec::new(), length: 0 })
+        Ok(Self { reader, file: same, kept: Vec::new(), length: 0 })
+    }
+
+    /// How much of the file was read, as it is on disk.
+    fn passed(&self) -> u64 {
+        // Nothing is moved by asking, and a file that cannot tell is no reason to stop.
+        (&self.file).stream_position().unwrap_or(0)
     }
 
     /// Reads on in the line that was begun; whether its end came. Of a line beyond `most` bytes only the first are kept.

@@ -82,6 +82,16 @@ fn the_page_shows_learner_and_router_at_work() {
         "document.querySelectorAll('#dead tr').length === 2 && document.querySelectorAll('#dead b').length === 0",
     );
     browser.wait_for("document.querySelectorAll('#snapshots tr').length > 2");
+    // What the server tells of its log files: a router writes them, the learner keeps up.
+    browser.wait_for("!document.getElementById('unread-card').hidden && document.getElementById('lags-card').hidden");
+    browser.wait_for("document.querySelector('#tiles').innerText.includes('bytes of log files')");
+    browser.eval(
+        "paused = true, now.unread = {query_bytes: 1200, reward_bytes: 34, logs: [['queries/a.jsonl#0f', 1200], ['rewards/<b>.jsonl#1e', 34]]}, show(), true",
+    );
+    assert_eq!(number(&mut browser, "Not read yet"), 1234.0);
+    let listed = browser.eval("[...document.querySelectorAll('#unread td')].map(cell => cell.textContent)");
+    assert_eq!(listed, json!(["queries/a.jsonl", "1,200", "rewards/<b>.jsonl", "34"]));
+    browser.eval("document.getElementById('pause').click(), true");
     browser.wait_for("document.querySelectorAll('#spectra .panel').length === 4");
     browser.wait_for(
         "document.querySelectorAll('#traffic path').length === 4 && !!document.querySelector('#reward path')",
