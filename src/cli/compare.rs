@@ -88,6 +88,9 @@ pub struct Args {
     /// Directory for the HTML report
     #[arg(long, value_name = "DIR", default_value = "pointsman-report")]
     report: PathBuf,
+    /// Directory for the charts of the report as PNG
+    #[arg(long, value_name = "DIR")]
+    png: Option<PathBuf>,
     /// Write every figure of every run to this file
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
@@ -131,7 +134,8 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     if !args.queries_log.is_empty() {
         let (queries, rewards) = (args.queries_log.clone(), args.rewards_log.clone());
         let log = LogArgs { queries, rewards, space: args.space.clone() };
-        return evaluate::on_log(&log, &args.algorithms, &[], config, &Shown { json: args.json, ..Shown::default() });
+        let shown = Shown { csv: args.csv.clone(), png: args.png.clone(), json: args.json, ..Shown::default() };
+        return evaluate::on_log(&log, &args.algorithms, &[], config, &shown);
     }
     let data = args.data.as_deref().map(dataset::read).transpose().map_err(Failure::Usage)?;
     let models = match &data {
@@ -144,7 +148,9 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let outcomes = run_all(args, data.as_ref(), &contestants)?;
     let of = |contestant: usize| &outcomes[contestant * args.runs as usize..][..args.runs as usize];
     let table = table(args, &contestants, &of);
-    let path = super::write_page(&args.report, "compare.html", &page(args, data.as_ref(), &contestants, &of, &table))?;
+    let page = page(args, data.as_ref(), &contestants, &of, &table);
+    let path = super::write_page(&args.report, "compare", &page)?;
+    super::write_pngs(args.png.as_deref(), "compare", &page)?;
     if let Some(csv) = &args.csv {
         std::fs::write(csv, to_csv(&contestants, &of)).with_context(|| format!("cannot write {}", csv.display()))?;
     }

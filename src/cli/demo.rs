@@ -63,6 +63,9 @@ pub struct Args {
     /// Directory for the HTML report
     #[arg(long, value_name = "DIR", default_value = "pointsman-report")]
     report: PathBuf,
+    /// Directory for the charts of the report as PNG
+    #[arg(long, value_name = "DIR")]
+    png: Option<PathBuf>,
     /// File for the table as comma-separated values
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
@@ -121,7 +124,9 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     }
     let outcomes = run_all(args, &specs, &jobs)?;
     let rows = rows(args, &specs, &outcomes);
-    let path = super::write_page(&args.report, "demo.html", &page(args, &specs, &rows, &outcomes))?;
+    let page = page(args, &specs, &rows, &outcomes);
+    let path = super::write_page(&args.report, "demo", &page)?;
+    super::write_pngs(args.png.as_deref(), "demo", &page)?;
     let table = table(&rows);
     super::write_csv(args.csv.as_deref(), &[&table])?;
     if args.json {

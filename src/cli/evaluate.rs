@@ -52,6 +52,9 @@ pub struct Shown {
     /// Directory for an HTML report
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
+    /// Directory for the charts of the report as PNG
+    #[arg(long, value_name = "DIR")]
+    pub png: Option<PathBuf>,
     /// File for the table as comma-separated values
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
@@ -65,7 +68,7 @@ const WINDOW: u64 = 10_000;
 
 impl Default for Shown {
     fn default() -> Self {
-        Self { alpha: ALPHA, window: WINDOW, report: None, csv: None, json: false }
+        Self { alpha: ALPHA, window: WINDOW, report: None, png: None, csv: None, json: false }
     }
 }
 
@@ -98,8 +101,9 @@ pub fn on_log(
     let params = params.iter().map(|path| read_params(path)).collect::<anyhow::Result<Vec<_>>>()?;
     let mut panel = Panel::new(&spec, params, contestants, shown.window)?;
     log.each(config, "evaluating", |example| panel.see(example, shown.alpha))?;
-    let path = shown.report.as_deref().map(|dir| super::write_page(dir, "evaluate.html", &page(log, &panel, shown)));
-    let path = path.transpose()?;
+    let page = page(log, &panel, shown);
+    let path = shown.report.as_deref().map(|directory| super::write_page(directory, "evaluate", &page)).transpose()?;
+    super::write_pngs(shown.png.as_deref(), "evaluate", &page)?;
     let all = table(&panel.rows(), panel.examples(), shown.alpha, shown.alpha);
     super::write_csv(shown.csv.as_deref(), &[&all])?;
     if shown.json {

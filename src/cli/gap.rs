@@ -56,6 +56,9 @@ pub struct Args {
     /// Directory for an HTML report, with the figure
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
+    /// Directory for the charts of the report as PNG
+    #[arg(long, value_name = "DIR")]
+    png: Option<PathBuf>,
     /// File for the table as comma-separated values
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
@@ -88,10 +91,9 @@ pub fn run(args: &Args, _config: &Config) -> Result<(), Failure> {
     if let Some(path) = &args.csv {
         std::fs::write(path, csv(&rows)).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let page = |directory: &PathBuf| {
-        super::write_page(directory, "gap.html", &page(args, &data, &setting, &rows, figure.as_ref()))
-    };
-    let report = args.report.as_ref().map(page).transpose()?;
+    let page = page(args, &data, &setting, &rows, figure.as_ref());
+    let report = args.report.as_deref().map(|directory| super::write_page(directory, "gap", &page)).transpose()?;
+    super::write_pngs(args.png.as_deref(), "gap", &page)?;
     if args.json {
         println!("{}", to_json(args, &data, &setting, &rows, figure.as_ref(), report.as_deref()));
         return Ok(());

@@ -36,7 +36,7 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::Config;
-use crate::report::{Page, Table};
+use crate::report::{Page, Table, png};
 
 /// Learns online, from the events you already log, which embedding model should answer each query.
 #[derive(Debug, Parser)]
@@ -145,8 +145,28 @@ fn write_csv(path: Option<&Path>, tables: &[&Table]) -> anyhow::Result<()> {
 
 /// Writes a page into a directory, which is made if need be.
 fn write_page(directory: &Path, name: &str, page: &Page) -> anyhow::Result<PathBuf> {
+    write_into(directory, &format!("{name}.html"), page.render().as_bytes())
+}
+
+/// Writes every chart of a page as a picture of its own into a directory, if one is named: `demo-1-reward-over-time.png`.
+fn write_pngs(directory: Option<&Path>, name: &str, page: &Page) -> anyhow::Result<()> {
+    let Some(directory) = directory else { return Ok(()) };
+    for (i, (heading, chart)) in page.charts().enumerate() {
+        let file = format!("{name}-{}-{}.png", i + 1, file_name(heading));
+        write_into(directory, &file, &png(chart).with_context(|| format!("cannot draw {file}"))?)?;
+    }
+    Ok(())
+}
+
+fn write_into(directory: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<PathBuf> {
     let path = directory.join(name);
     std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
-    std::fs::write(&path, page.render()).with_context(|| format!("cannot write {}", path.display()))?;
+    std::fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
+}
+
+/// What is left of a heading in the name of a file: the first words, of plain letters and digits.
+fn file_name(heading: &str) -> String {
+    let words = heading.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.take(8).map(|word| word.to_lowercase().chars().take(16).collect()).collect::<Vec<String>>().join("-")
 }

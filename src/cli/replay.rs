@@ -1,7 +1,7 @@
 //! `pointsman replay`: historical logs through the learner.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -68,6 +68,9 @@ pub struct Args {
     /// Directory for an HTML report
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
+    /// Directory for the charts of the report as PNG
+    #[arg(long, value_name = "DIR")]
+    png: Option<PathBuf>,
     /// File for the table as comma-separated values
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
@@ -88,7 +91,9 @@ To learn from all that is in the topics, and then go on live:
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
     let outcome = replay(args, config, &settings)?;
-    let report = args.report.as_deref().map(|directory| write_report(directory, &outcome)).transpose()?;
+    let page = page(&outcome);
+    let report = args.report.as_deref().map(|directory| super::write_page(directory, "replay", &page)).transpose()?;
+    super::write_pngs(args.png.as_deref(), "replay", &page)?;
     let table = summary::table(&outcome.engine, outcome.out_of_order);
     super::write_csv(args.csv.as_deref(), &[&table])?;
     if args.json {
@@ -329,7 +334,7 @@ impl Bin {
 /// The most spaces that are shown one by one.
 const SPACES_SHOWN: usize = 8;
 
-fn write_report(directory: &Path, outcome: &Outcome) -> anyhow::Result<PathBuf> {
+fn page(outcome: &Outcome) -> Page {
     let mut sections = vec![Section {
         heading: "Events".to_owned(),
         text: Some("Every event ends in exactly one of these.".to_owned()),
@@ -341,13 +346,12 @@ fn write_report(directory: &Path, outcome: &Outcome) -> anyhow::Result<PathBuf> 
         let text = format!("{} more spaces are not drawn; --json has their figures.", spaces.len() - SPACES_SHOWN);
         sections.push(Section { heading: "More spaces".to_owned(), text: Some(text), body: Vec::new() });
     }
-    let page = Page {
+    Page {
         title: "Pointsman replay".to_owned(),
         lead: "What the logs came to, in the order of event time.".to_owned(),
         facts: vec![("state digest".to_owned(), outcome.engine.digest())],
         sections,
-    };
-    super::write_page(directory, "replay.html", &page)
+    }
 }
 
 fn space_section(view: &SpaceView, trend: Option<&Trend>) -> Section {

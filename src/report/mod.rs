@@ -8,10 +8,12 @@
 //! gives the same bytes, and a report can be compared with `diff`.
 
 mod page;
+mod png;
 mod svg;
 mod table;
 
 pub use page::{Block, Page, STYLE, Section};
+pub use png::{PngError, png};
 pub use svg::{Cloud, Lines, Look, Scatter, Series, Spectrum, StackedShares};
 pub use table::{Align, Column, Table};
 

@@ -58,6 +58,15 @@ impl Page {
         document.into_string()
     }
 
+    /// Every chart, in order, with the heading above it.
+    pub fn charts(&self) -> impl Iterator<Item = (&str, &Markup)> {
+        let blocks = self.sections.iter().flat_map(|section| section.body.iter().map(move |block| (section, block)));
+        blocks.filter_map(|(section, block)| match block {
+            Block::Chart(chart) => Some((section.heading.as_str(), chart)),
+            _ => None,
+        })
+    }
+
     fn header(&self) -> Markup {
         html! {
             header {

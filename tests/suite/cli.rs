@@ -8,6 +8,8 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+use crate::picture::pictures;
+
 fn pointsman(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
     command.args(arguments).env_remove("RUST_LOG");
@@ -25,7 +27,8 @@ fn demo_prints_a_table_and_writes_a_report_that_stands_alone() {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("deep/report");
     let learners = ["--learners", "configured,theory,parameter-free", "--report", report.to_str().unwrap()];
-    let output = pointsman(&[&SMALL[..], &learners].concat());
+    let png = directory.path().join("deep/png");
+    let output = pointsman(&[&SMALL[..], &learners, &["--png", png.to_str().unwrap()]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let printed = text(&output.stdout);
     for row in ["HPG, practical", "HPG, theory", "HPG, parameter-free", "best constant model", "uniform", "oracle"] {
@@ -37,6 +40,9 @@ fn demo_prints_a_table_and_writes_a_report_that_stands_alone() {
         assert!(html.contains(part), "{part}");
     }
     assert!(!html.contains("<script") && !html.contains("src=") && !html.contains("@import"));
+    let pictures = pictures(&png);
+    assert_eq!(pictures.len(), html.matches("<figure").count(), "{pictures:?}");
+    assert!(pictures.iter().all(|name| name.starts_with("demo-") && name.ends_with(".png")), "{pictures:?}");
 }
 
 #[test]

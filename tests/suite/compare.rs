@@ -12,6 +12,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
 use crate::gap::Made;
+use crate::picture::pictures;
 
 /// Exit code, standard output, standard error.
 fn compare(dir: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
@@ -42,8 +43,10 @@ fn everyone_meets_the_same_queries() {
     let all = "uniform,hypentropy-regression,hpg,hpg:eta=0.1:rank=2,hpg-parameter-free,lin-ucb,lin-ucb:features=linear,\
                lin-thompson,quadratic-sgd,log-quadratic,log-linear,exp3,configured";
     let options = ["--algorithms", all, "--csv", csv.to_str().unwrap(), "--switch-at", "1500", "--lost", "0.1"];
-    let (code, out, err) = compare(dir.path(), &[&SMALL[..], &options].concat());
+    let png = dir.path().join("png");
+    let (code, out, err) = compare(dir.path(), &[&SMALL[..], &options, &["--png", png.to_str().unwrap()]].concat());
     assert_eq!(code, Some(0), "{err}");
+    assert_eq!(pictures(&png), ["compare-1-result.png"]);
     for name in all.split(',').filter(|name| *name != "configured") {
         assert!(out.lines().any(|line| line.starts_with(name)), "{name} is not in\n{out}");
     }
@@ -130,7 +133,12 @@ fn a_log_is_judged_by_importance_weights() {
     let (queries, rewards) = write_log(dir.path(), 4000);
     let configured = ["--set", "learner.dim=8", "--set", "learner.models=[\"a\",\"b\",\"c\"]"];
     let base = ["--log-queries", &queries, "--log-rewards", &rewards, "--algorithms"];
-    let judged = json_of(dir.path(), &[&base[..], &["uniform,hypentropy-regression,lin-ucb"], &configured].concat());
+    let [csv, png] = ["log.csv", "log-png"].map(|name| dir.path().join(name));
+    let files = ["--csv", csv.to_str().unwrap(), "--png", png.to_str().unwrap()];
+    let judged =
+        json_of(dir.path(), &[&base[..], &["uniform,hypentropy-regression,lin-ucb"], &configured, &files].concat());
+    assert!(fs::read_to_string(&csv).unwrap().starts_with("policy,value,range,"));
+    assert_eq!(pictures(&png), ["evaluate-1-all-examples.png"]);
     assert_eq!(judged["examples"], 4000);
     let row = |name: &str| {
         judged["policies"]

@@ -10,6 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
 use crate::compare::write_log;
+use crate::picture::pictures;
 use crate::size::sized;
 
 const SPACE: [&str; 4] = ["--set", "learner.dim=8", "--set", "learner.models=[\"a\",\"b\",\"c\"]"];
@@ -40,7 +41,9 @@ fn a_log_tells_what_policies_are_worth() {
     let log = ["--queries", &queries, "--rewards", &rewards];
     let report = dir.path().join("report");
     let asked = ["--algorithms", "hypentropy-regression", "--window", "2000", "--report", report.to_str().unwrap()];
-    let judged = json_of(&[&log[..], &asked].concat());
+    let png = dir.path().join("png");
+    let judged = json_of(&[&log[..], &asked, &["--png", png.to_str().unwrap()]].concat());
+    assert_eq!(pictures(&png), ["evaluate-1-all-examples.png"]);
     let number = |row: &Value, key: &str| row[key].as_f64().unwrap();
     let (logged, learned, uniform) =
         (row(&judged, "what was logged"), row(&judged, "hypentropy-regression"), row(&judged, "uniform"));

@@ -14,6 +14,8 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::picture::pictures;
+
 /// What a data set is made from.
 pub struct Made {
     pub queries: usize,
@@ -125,8 +127,10 @@ fn the_table_the_report_and_the_file_say_the_same() {
     Made { queries: 120, dim: 6, models: 3, structured: true }.write(&data);
     let options = ["--folds", "3", "--models", "expert.2,1", "--top", "2", "--csv", csv.to_str().unwrap()];
     let place = ["--data", data.to_str().unwrap(), "--report", report.to_str().unwrap()];
-    let (code, out, err) = gap(&[&place[..], &options].concat());
+    let png = directory.path().join("png");
+    let (code, out, err) = gap(&[&place[..], &options, &["--png", png.to_str().unwrap()]].concat());
     assert_eq!(code, Some(0), "{err}");
+    assert_eq!(pictures(&png).len(), 2);
     assert!(err.contains("optimising 100%"), "progress without a terminal is plain lines: {err}");
 
     let found = json(&data, &options);

@@ -20,6 +20,7 @@ mod learning;
 mod models;
 mod page;
 mod params;
+mod picture;
 mod replay;
 mod rivals;
 mod router;

@@ -9,6 +9,8 @@ use pointsman::engine::{Engine, Input, Side};
 use pointsman::wire::events::Parser;
 use serde_json::{Value, json};
 
+use crate::picture::pictures;
+
 const CASES: [&str; 6] = ["exact-clean", "truncated-messy", "batched", "theory", "importance", "floor"];
 
 fn case(name: &str) -> PathBuf {
@@ -130,12 +132,13 @@ fn pack(kind: usize, bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn dead_letters_keep_everything() {
     let directory = tempfile::tempdir().unwrap();
-    let output = replay_case(directory.path(), "truncated-messy", &["--report", "out"]);
+    let output = replay_case(directory.path(), "truncated-messy", &["--report", "out", "--png", "png"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let printed = String::from_utf8(output.stdout).unwrap();
     assert!(printed.contains("dead letters") && printed.contains("state digest"), "{printed}");
     let html = fs::read_to_string(directory.path().join("out/replay.html")).unwrap();
     assert!(html.contains("Traffic share of each model") && html.contains("Eigenvalues of W"));
+    assert_eq!(pictures(&directory.path().join("png")).len(), html.matches("<figure").count());
     let letters = fs::read_to_string(directory.path().join("pointsman-dead-letters.jsonl")).unwrap();
     let letters: Vec<Value> = letters.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (_, dead) = engine_after("truncated-messy");
