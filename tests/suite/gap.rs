@@ -193,7 +193,7 @@ fn mistakes_are_told_with_the_right_exit_code() {
 }
 
 /// The collection lies beside the repository where there is one.
-fn dbpedia() -> Option<PathBuf> {
+pub fn dbpedia() -> Option<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data/dbpedia-entity");
     let found = directory.join("routing.safetensors").is_file();
     if !found {

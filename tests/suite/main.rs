@@ -13,6 +13,7 @@ mod fleet;
 mod formats;
 mod gap;
 mod golden;
+mod guard;
 mod invariants;
 mod kafka;
 mod kafka_history;
