@@ -182,7 +182,7 @@ fn data_set() -> (&'static str, Dataset) {
 }
 
 /// Half of the queries come again and again and can be learned by heart; the other half is met at the end. The guard
-/// judges by what comes: it may let go only of a policy that truly pays there, and what it mixes in bounds the rest.
+/// judges by what comes: it may let go only of a policy that truly pays there. What it mixes in has its own price.
 #[test]
 fn on_queries_that_come_again_the_guard_lets_go_only_of_what_pays_there() {
     let (seeds, rounds) = (sized(2, 8) as u64, sized(10_000, 40_000) as u64);
