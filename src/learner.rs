@@ -54,8 +54,8 @@ pub trait Learner: Send {
     }
 
     /// How scores become probabilities after `version` examples.
-    fn sampling(&self, _version: u64) -> Sampling {
-        Sampling::Softmax
+    fn play(&self, _version: u64) -> Play {
+        Play::softmax(1.0)
     }
 
     /// Starts a model from a given W = V diag(lambda) V'; false if the algorithm cannot.
@@ -70,6 +70,38 @@ pub trait Learner: Send {
 
     /// All that is needed to go on.
     fn save(&self) -> LearnerState;
+}
+
+/// How scores are played.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Play {
+    /// What they are multiplied with first.
+    steepness: f64,
+    sampling: Sampling,
+}
+
+impl Play {
+    /// In proportion to the exponential of `steepness` times the score.
+    pub fn softmax(steepness: f64) -> Self {
+        Self { steepness, sampling: Sampling::Softmax }
+    }
+
+    /// In inverse proportion to the distance from the best score.
+    pub fn inverse_gap(gap: f64) -> Self {
+        Self { steepness: 1.0, sampling: Sampling::InverseGap { gap } }
+    }
+
+    /// Turns scores into their distribution.
+    pub fn turn(self, scores: &mut [f64]) {
+        scores.iter_mut().for_each(|score| *score *= self.steepness);
+        self.sampling.turn(scores);
+    }
+
+    /// The same in the routing form: what scores are multiplied with is part of them there.
+    fn exported(self, mut scores: Vec<ScoreForm>) -> (Sampling, Vec<ScoreForm>) {
+        scores.iter_mut().for_each(|form| form.scale(self.steepness as f32));
+        (self.sampling, scores)
+    }
 }
 
 /// An example in the order of learning, with what was known before it.
@@ -281,7 +313,8 @@ impl Trainer {
         query.check_dim(self.spec.dim)?;
         let mut scores = vec![0.0; self.spec.models.len()];
         self.learner.scores(query, &mut scores);
-        Ok(self.learner.sampling(self.book.version).core(&scores))
+        self.learner.play(self.book.version).turn(&mut scores);
+        Ok(scores)
     }
 
     /// What is mixed into the core: exploration, and what the guard asks for.
@@ -352,7 +385,7 @@ impl Trainer {
                     1 => learner.look(example.query(), judged),
                     _ => learner.scores(example.query(), judged),
                 }
-                learner.sampling(book.version).turn(judged);
+                learner.play(book.version).turn(judged);
             }
             let (floor, models) = (spec.exploration_floor, spec.models.len() as f64);
             judged.iter_mut().for_each(|p| *p = (1.0 - floor) * *p + floor / models);
@@ -391,12 +424,8 @@ impl Trainer {
     /// The current policy in the routing form.
     pub fn policy(&self) -> Policy {
         let Floor { share, distribution } = self.floor();
-        Policy {
-            sampling: self.learner.sampling(self.book.version),
-            floor: share,
-            floor_distribution: distribution,
-            scores: self.learner.score_forms(),
-        }
+        let (sampling, scores) = self.learner.play(self.book.version).exported(self.learner.score_forms());
+        Policy { sampling, floor: share, floor_distribution: distribution, scores }
     }
 
     /// The current quadratic parameters of each model; empty where the algorithm has none.

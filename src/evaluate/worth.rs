@@ -3,7 +3,8 @@
 //! ```text
 //! judged      what was logged, the learner's policy of the moment, uniform, every model alone            (judge)
 //! played      p = share ((1 - f) core + f uniform) + (1 - share) lean
-//! lean        to every model in proportion to erfc(z / sqrt 2): z deviations behind b, the one that seems best alone
+//! lean        to every model in proportion to erfc(z / sqrt 2), at least 1/400: z deviations behind b, the one that seems
+//!             best alone
 //! share       guard_share while the lift of the learner's policy over b is not known to be above guard_margin,
 //!             1 - guard_control once it is
 //! ```
@@ -250,35 +251,44 @@ impl Worth {
     }
 }
 
-/// The model that earned the most alone, once some weight is there to tell it by. Those that were hardly played could
-/// have been lucky: they begin with a few examples of what all earn.
+/// The model that earned the most alone, once some weight is there to tell it by.
 fn best_alone(alone: &[Estimate]) -> Option<usize> {
+    let values = cautious_values(alone)?;
+    (0..alone.len()).max_by(|a, b| values[*a].total_cmp(&values[*b]))
+}
+
+/// What each model earned alone. Those that were hardly played could have been lucky: they begin with a few examples of
+/// what all earn.
+fn cautious_values(alone: &[Estimate]) -> Option<Vec<f64>> {
     let known: f64 = alone.iter().map(Estimate::effective).sum();
-    if known <= 0.0 {
-        return None;
-    }
     let mean = alone.iter().map(|one| one.effective() * one.self_normalised()).sum::<f64>() / known;
     let value =
         |one: &Estimate| (one.effective() * one.self_normalised() + CAUTION * mean) / (one.effective() + CAUTION);
-    (0..alone.len()).max_by(|a, b| value(&alone[*a]).total_cmp(&value(&alone[*b])))
+    (known > 0.0).then(|| alone.iter().map(value).collect())
 }
 
 /// How much each model is leaned on: the less the surer it is that it is not the best alone.
 fn lean(alone: &[Estimate], best: usize) -> Vec<f64> {
-    let top = &alone[best];
-    let weight = |one: &Estimate| {
-        let deviation = top.deviation().hypot(one.deviation());
-        let z = (top.self_normalised() - one.self_normalised()).max(0.0) / deviation;
-        // Without examples the deviation is infinite. With none that differ it is zero, as may be what it divides.
-        if z.is_nan() { 1.0 } else { libm::erfc(z * std::f64::consts::FRAC_1_SQRT_2) }
+    let Some(values) = cautious_values(alone) else { return Vec::new() };
+    // A few examples that happen to agree deviate by nothing: one more could be off by all there is.
+    let deviation = |one: &Estimate| one.deviation().hypot(1.0 / (one.effective() + 1.0));
+    let top = deviation(&alone[best]);
+    let weight = |(one, value): (&Estimate, &f64)| {
+        // Without examples the deviation is infinite.
+        let z = (values[best] - value).max(0.0) / top.hypot(deviation(one));
+        libm::erfc(z * std::f64::consts::FRAC_1_SQRT_2).max(LEAN_MIN)
     };
-    let weights: Vec<f64> = alone.iter().map(weight).collect();
+    let weights: Vec<f64> = alone.iter().zip(&values).map(weight).collect();
     let sum: f64 = weights.iter().sum();
     weights.into_iter().map(|weight| weight / sum).collect()
 }
 
 /// Examples of the mean that every model begins with.
 const CAUTION: f64 = 20.0;
+
+/// The least that a model is leaned on, over the best. What is hardly ever played has weights so large that a single example
+/// would drown all others of its model, for as long as the window is.
+const LEAN_MIN: f64 = 1.0 / 400.0;
 
 impl Verdict {
     fn of(estimates: &[Estimate], examples: u64, alpha: f64) -> Option<Self> {
@@ -364,7 +374,21 @@ mod tests {
         assert!(!worth.pays && held == 1.0);
         let floor = worth.floor(&spec(Some(GUARD)), 0.1);
         let best = floor.share * floor.distribution[0] - 0.2 * 0.1 / 2.0;
-        assert!((best - 0.8).abs() < 1e-3 && (floor.share - (1.0 - 0.2 * 0.9)).abs() < 1e-12, "{floor:?}");
+        assert!((best - 0.8).abs() < 3e-3 && (floor.share - (1.0 - 0.2 * 0.9)).abs() < 1e-12, "{floor:?}");
+    }
+
+    /// Four failures of a model say little of it, however much they agree.
+    #[test]
+    fn a_model_that_was_unlucky_at_first_is_tried_again() {
+        let spec = spec(Some(GUARD));
+        let mut worth = Worth::new(&spec, 2);
+        for i in 0..64 {
+            let (model, reward) = (usize::from(i % 16 != 0), f64::from(u8::from(i % 5 == 4)));
+            let example = Example::new(Query::new([1.0]).unwrap(), model, vec![0.1, 0.9], None, reward).unwrap();
+            worth.see(&spec, &example, Some(&[0.5; 2]), &mut Scratch::default());
+        }
+        assert_eq!(worth.earned[0], (0.0, 4));
+        assert!(worth.lean[0] > 0.2, "{:?}", worth.lean);
     }
 
     #[test]

@@ -3,11 +3,11 @@
 //! ```text
 //! score    (1 - a) b_m + a s_m(q),  s_m(q) = n_m(q) + q'W_m q               predicts r - rbar
 //!          b_m: mean of r - rbar;  a in 0..1: how well s has proved itself beside b       (trust)
-//! play     inverse gap, g = inverse_gap 10^-rho sqrt(t), t: examples since the world last changed, rho: share of
-//!          queries that were met before                                     (repeats)
+//! play     t: examples since the world last changed, rho: share of queries that were met before     (repeats)
+//!          rho < 1/2: inverse gap, g = inverse_gap 10^-rho sqrt(t);  else softmax of (inverse_gap / 200) sqrt(t) s
 //! error    e = r - clip(rbar + s_m(q), 0, 1), of the played model m, which alone learns
 //! first    n_m: to second order in the leading directions of the queries    (newton, directions)
-//! then     Y_m += eta_m sum_i c_i q_i q_i', project, keep the rank           (spectra)
+//! then     Y_m += eta_m sum_i c_i q_i q_i', project, keep (1 + rho) rank     (spectra)
 //!          eta_m = min(3, eta / (kappa sqrt(examples of m + 1))) / beta      kappa: mean of (q_i.q_j)^2
 //!          c = (I + eta_m K)^-1 e,  K_ij = (q_i'D q_j)^2,  D = sqrt(beta) I + U diag((lambda^2 + beta^2)^(1/4) - sqrt(beta)) U'
 //! drift    when errors have grown for good, what is known is doubted: P_0, examples of m = 0, t = 0    (drift)
@@ -36,10 +36,10 @@ use super::spectra::{Eigen, Gradient, Spectra, Step, UNIT_MAX, extend_basis, pic
 use super::trust::{Constant, Trust};
 use crate::config::Mode;
 use crate::event::Query;
-use crate::learner::{Learner, LearnerState, Lesson};
+use crate::learner::{Learner, LearnerState, Lesson, Play};
 use crate::policy::square_cb;
 use crate::policy::symmetric::Symmetric;
-use crate::router::{Sampling, ScoreForm};
+use crate::router::ScoreForm;
 
 /// Checked settings of hypentropy regression.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -107,6 +107,13 @@ const STEP_MAX: f64 = 3.0;
 
 /// How much less steeply is played where all queries were met before.
 const REPEATED: f64 = 0.1;
+
+/// From this share of queries that were met before on, probabilities fall exponentially with the gap: where only the draw
+/// explores, what it spends on models that are far behind is missing where the best ones are hard to tell apart.
+const MOSTLY_REPEATED: f64 = 0.5;
+
+/// How steeply that is, over the steepness of inverse gaps.
+const EXPONENTIAL: f64 = 1.0 / 200.0;
 
 /// The second-order part turns to newly known directions after so many examples, doubled each time, up to the second.
 const FIRST_TURN: u64 = 32;
@@ -237,8 +244,9 @@ impl HypentropyRegression {
                 self.state.of_models[model].newton.learn(phi, error);
             }
         }
+        let ball = &self.ball();
         let of_model = &self.state.of_models[model];
-        let (ball, examples) = (&self.spec.ball, of_model.examples * keep);
+        let examples = of_model.examples * keep;
         let rate = (self.spec.eta / (self.state.overlap.mean() * (examples + 1.0).sqrt())).min(STEP_MAX) / ball.beta;
         let left = lessons.iter().zip(&quadratic.features).zip(&quadratic.scores);
         let errors: Vec<f64> =
@@ -254,6 +262,13 @@ impl HypentropyRegression {
         of_model.examples = examples + lessons.len() as f64;
         of_model.learned_at = end;
         changed
+    }
+
+    /// Queries that come again and again are to be told apart one by one, for which there are twice as many directions.
+    fn ball(&self) -> Ball {
+        let Ball { rank, .. } = self.spec.ball;
+        let more = (rank as f64 * self.state.repeats.share()) as usize;
+        Ball { rank: (rank + more).min(self.dim), ..self.spec.ball }
     }
 
     /// The world has changed: what is known stays as a guess, and is soon overruled.
@@ -373,9 +388,14 @@ impl Learner for HypentropyRegression {
         self.quadratic_parts()
     }
 
-    fn sampling(&self, version: u64) -> Sampling {
-        let scale = self.spec.inverse_gap * REPEATED.powf(self.state.repeats.share());
-        square_cb(scale, version.saturating_sub(self.state.since))
+    fn play(&self, version: u64) -> Play {
+        let (scale, examples) = (self.spec.inverse_gap, version.saturating_sub(self.state.since));
+        let repeated = self.state.repeats.share();
+        if repeated < MOSTLY_REPEATED {
+            square_cb(scale * REPEATED.powf(repeated), examples)
+        } else {
+            Play::softmax(EXPONENTIAL * scale * (examples as f64 + 1.0).sqrt())
+        }
     }
 
     fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
@@ -403,7 +423,7 @@ impl OfModel {
         let same_mode =
             std::mem::discriminant(&self.spectra) == std::mem::discriminant(&empty_spectra(spec.mode, dim, 1));
         same_mode
-            && self.spectra.is_sound(&spec.ball, dim, 1)
+            && self.spectra.is_sound(&Ball { rank: 2 * spec.ball.rank, ..spec.ball }, dim, 1)
             && self.newton.is_sound(k, spec.ridge)
             && self.constant.is_sound()
             && (0.0..=1e18).contains(&self.examples)

@@ -21,8 +21,8 @@ use crate::config::FeatureKind;
 use crate::event::Query;
 use crate::hpg::schedule::shrink;
 use crate::hpg::spectra::pick;
-use crate::learner::{Learner, LearnerState, Lesson};
-use crate::router::{Sampling, ScoreForm};
+use crate::learner::{Learner, LearnerState, Lesson, Play};
+use crate::router::ScoreForm;
 use crate::simulate::normals;
 
 /// Checked settings of a linear bandit.
@@ -181,7 +181,7 @@ impl Learner for LinearBandit {
         self.state.models.iter().map(form).collect()
     }
 
-    fn sampling(&self, version: u64) -> Sampling {
+    fn play(&self, version: u64) -> Play {
         square_cb(self.spec.inverse_gap, version)
     }
 

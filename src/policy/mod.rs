@@ -10,9 +10,9 @@ pub mod quadratic_sgd;
 pub mod ridge;
 pub mod symmetric;
 
-use crate::router::Sampling;
+use crate::learner::Play;
 
 /// How regressions play: by inverse gaps, g_t = `scale` sqrt(t), where t is the next example.
-pub(crate) fn square_cb(scale: f64, version: u64) -> Sampling {
-    Sampling::InverseGap { gap: scale * (version as f64 + 1.0).sqrt() }
+pub(crate) fn square_cb(scale: f64, version: u64) -> Play {
+    Play::inverse_gap(scale * (version as f64 + 1.0).sqrt())
 }

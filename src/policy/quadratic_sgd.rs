@@ -21,8 +21,8 @@ use crate::hpg::learner::score_form;
 use crate::hpg::overlap::Overlap;
 use crate::hpg::schedule::shrink;
 use crate::hpg::spectra::{Eigen, pick};
-use crate::learner::{Learner, LearnerState, Lesson};
-use crate::router::{Sampling, ScoreForm};
+use crate::learner::{Learner, LearnerState, Lesson, Play};
+use crate::router::ScoreForm;
 
 /// Checked settings of quadratic regression.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -124,7 +124,7 @@ impl Learner for QuadraticSgd {
         self.decomposed.get_or_init(decompose).clone()
     }
 
-    fn sampling(&self, version: u64) -> Sampling {
+    fn play(&self, version: u64) -> Play {
         square_cb(self.spec.inverse_gap, version)
     }
 

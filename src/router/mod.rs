@@ -69,6 +69,12 @@ pub struct ScoreForm {
 }
 
 impl ScoreForm {
+    /// Multiplies all of it.
+    pub fn scale(&mut self, by: f32) {
+        let values = self.eigenvalues.iter_mut().chain(&mut self.linear).chain([&mut self.bias]);
+        values.for_each(|x| *x *= by);
+    }
+
     /// The score of a query.
     pub fn score(&self, query: &[f64]) -> f64 {
         let dot = |x: &[f32]| x.iter().zip(query).map(|(&x, q)| f64::from(x) * q).sum::<f64>();

@@ -4,6 +4,7 @@ use pointsman::config::{Algorithm, FeatureKind, LearnerConfig, Mode};
 use pointsman::event::{Example, Query};
 use pointsman::hpg::gradient::coefficients;
 use pointsman::learner::Trainer;
+use pointsman::router::Sampling;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -105,6 +106,26 @@ fn routers_play_what_the_learner_plays() {
             }
         }
     }
+}
+
+/// New queries are played by inverse gaps at the rank that was asked for, those that come again by softmax at a larger one.
+#[test]
+fn queries_that_come_again_are_told_apart() {
+    let config = config(Algorithm::HypentropyRegression, |c| (c.rank, c.feature_rank) = (Some(2), Some(0)));
+    let learned = |examples: &[Example]| {
+        let mut trainer = trainer(&config);
+        teach(&mut trainer, examples);
+        let rank = trainer.eigens().iter().map(|eigen| eigen.lambda.len()).max().unwrap();
+        (rank, trainer.policy().sampling == Sampling::Softmax, trainer)
+    };
+    let all = examples(20_000, 5);
+    let new: Vec<Example> = all.iter().step_by(10).cloned().collect();
+    let ((few, softmax_of_new, _), (more, softmax_of_old, trainer)) = (learned(&new), learned(&all[..2000]));
+    assert_eq!((few, softmax_of_new, more, softmax_of_old), (2, false, 3, true));
+    // Ranks of up to twice as many are in its states, and no larger ones.
+    assert!(Trainer::restore(config.check().unwrap(), &trainer.save()).is_ok());
+    let smaller = LearnerConfig { rank: Some(1), ..config.clone() };
+    assert!(Trainer::restore(smaller.check().unwrap(), &trainer.save()).is_err());
 }
 
 /// b goes, d comes, and the order is another: also while the first examples are kept, and in the middle of recent steps.
