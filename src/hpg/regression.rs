@@ -7,7 +7,7 @@
 //!          rho < 1/2: inverse gap, g = inverse_gap 10^-rho sqrt(t);  else softmax of (inverse_gap / 200) sqrt(t) s
 //! error    e = r - clip(rbar + s_m(q), 0, 1), of the played model m, which alone learns
 //! first    n_m: to second order in the leading directions of the queries    (newton, directions)
-//! then     Y_m += eta_m sum_i c_i q_i q_i', project, keep (1 + rho) rank     (spectra)
+//! then     Y_m += eta_m sum_i c_i q_i q_i', project, keep (1 + 2 rho) rank   (spectra)
 //!          eta_m = min(3, eta / (kappa sqrt(examples of m + 1))) / beta      kappa: mean of (q_i.q_j)^2
 //!          c = (I + eta_m K)^-1 e,  K_ij = (q_i'D q_j)^2,  D = sqrt(beta) I + U diag((lambda^2 + beta^2)^(1/4) - sqrt(beta)) U'
 //! drift    when errors have grown for good, what is known is doubted: P_0, examples of m = 0, t = 0    (drift)
@@ -114,6 +114,9 @@ const MOSTLY_REPEATED: f64 = 0.5;
 
 /// How steeply that is, over the steepness of inverse gaps.
 const EXPONENTIAL: f64 = 1.0 / 200.0;
+
+/// How many times the rank is kept where all queries were met before.
+const RANKS_REPEATED: usize = 3;
 
 /// The second-order part turns to newly known directions after so many examples, doubled each time, up to the second.
 const FIRST_TURN: u64 = 32;
@@ -264,11 +267,11 @@ impl HypentropyRegression {
         changed
     }
 
-    /// Queries that come again and again are to be told apart one by one, for which there are twice as many directions.
+    /// Queries that come again and again are to be told apart one by one, which takes more directions.
     fn ball(&self) -> Ball {
         let Ball { rank, .. } = self.spec.ball;
-        let more = (rank as f64 * self.state.repeats.share()) as usize;
-        Ball { rank: (rank + more).min(self.dim), ..self.spec.ball }
+        let more = ((RANKS_REPEATED - 1) * rank) as f64 * self.state.repeats.share();
+        Ball { rank: (rank + more as usize).min(self.dim), ..self.spec.ball }
     }
 
     /// The world has changed: what is known stays as a guess, and is soon overruled.
@@ -423,7 +426,7 @@ impl OfModel {
         let same_mode =
             std::mem::discriminant(&self.spectra) == std::mem::discriminant(&empty_spectra(spec.mode, dim, 1));
         same_mode
-            && self.spectra.is_sound(&Ball { rank: 2 * spec.ball.rank, ..spec.ball }, dim, 1)
+            && self.spectra.is_sound(&Ball { rank: RANKS_REPEATED * spec.ball.rank, ..spec.ball }, dim, 1)
             && self.newton.is_sound(k, spec.ridge)
             && self.constant.is_sound()
             && (0.0..=1e18).contains(&self.examples)
