@@ -4,12 +4,18 @@
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::dir::allocated;
 use super::{Batch, SnapshotStore, StoreError};
 use crate::failpoint;
 
 const CACHE_BYTES: u64 = 64 << 20;
+
+/// A database that was closed keeps its file for as long as its threads need to end. Nobody else can have it: the lock of
+/// the store is ours.
+const LINGERS: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A sled database.
 pub struct Sled {
@@ -29,10 +35,15 @@ impl Sled {
             .mode(sled::Mode::LowSpace)
             .cache_capacity(CACHE_BYTES)
             .flush_every_ms(None);
-        let database = match catch_unwind(AssertUnwindSafe(|| config.open())) {
-            Ok(Ok(database)) => database,
-            Ok(Err(error)) => return Err(damaged(dir, &error.to_string())),
-            Err(_) => return Err(damaged(dir, "the database panicked when it was opened")),
+        let begun = Instant::now();
+        let database = loop {
+            match catch_unwind(AssertUnwindSafe(|| config.open())) {
+                Ok(Ok(database)) => break database,
+                Ok(Err(error)) if is_held(&error) && begun.elapsed() < LINGERS => std::thread::sleep(LOOK_AGAIN),
+                Ok(Err(error)) if is_held(&error) => return Err(StoreError::InUse(dir.display().to_string())),
+                Ok(Err(error)) => return Err(damaged(dir, &error.to_string())),
+                Err(_) => return Err(damaged(dir, "the database panicked when it was opened")),
+            }
         };
         let store = Self { dir: dir.to_owned(), database, _lock: lock };
         store.sync().map_err(|error| cannot_write(dir, &error))?;
@@ -57,6 +68,11 @@ impl Sled {
         self.database.flush()?;
         Ok(self.sync()?)
     }
+}
+
+/// Whether its file could not be locked: sled has no error of its own for that.
+fn is_held(error: &sled::Error) -> bool {
+    matches!(error, sled::Error::Io(error) if error.to_string().contains("could not acquire lock"))
 }
 
 impl SnapshotStore for Sled {

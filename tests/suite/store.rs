@@ -85,6 +85,21 @@ fn a_store_has_one_owner() {
     }
 }
 
+/// sled's threads may outlive the database that was closed, and keep its file.
+#[test]
+fn a_database_that_is_still_being_closed_is_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().to_owned();
+    drop(store::open(&dir, StoreKind::Sled, 3).unwrap());
+    let kept = fs::File::open(dir.join("sled/db")).unwrap();
+    kept.lock().unwrap();
+    let opening = std::thread::spawn(move || store::open(&dir, StoreKind::Sled, 3).map(drop));
+    // Long enough for the lock to be met.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    drop(kept);
+    opening.join().unwrap().unwrap();
+}
+
 #[test]
 fn a_store_that_is_not_ours_is_refused() {
     for (kind, other) in [("redb", "sled"), ("sled", "redb")] {
