@@ -256,6 +256,10 @@ impl Canvas<'_> {
     }
 
     fn fill(&mut self, path: &Path, ink: Color) {
+        // A share of nothing has no area, which the painter would complain of.
+        if path.bounds().width() <= 0.0 || path.bounds().height() <= 0.0 {
+            return;
+        }
         self.picture.fill_path(path, &paint(ink), FillRule::Winding, self.place, None);
     }
 
