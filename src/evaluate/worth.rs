@@ -251,10 +251,11 @@ impl Worth {
     }
 }
 
-/// The model that earned the most alone, once some weight is there to tell it by.
+/// The model that earned the most alone, of those that were played.
 fn best_alone(alone: &[Estimate]) -> Option<usize> {
     let values = cautious_values(alone)?;
-    (0..alone.len()).max_by(|a, b| values[*a].total_cmp(&values[*b]))
+    let played = (0..alone.len()).filter(|m| alone[*m].effective() > 0.0);
+    played.max_by(|a, b| values[*a].total_cmp(&values[*b]))
 }
 
 /// What each model earned alone. Those that were hardly played could have been lucky: they begin with a few examples of
@@ -413,6 +414,8 @@ mod tests {
             worth.see(&spec, &example, learned.as_ref().map(|learned| &learned[..]), &mut Scratch::default());
         }
         assert_eq!(worth.judge.events(), 4);
+        let view = worth.view(&spec, &[]).unwrap();
+        assert_eq!((view.all.best_alone, view.all.logged_lift.value), (0, 0.0), "the other was never played");
         assert_eq!(worth.floor(&spec, 0.1), Floor { share: 0.1, distribution: vec![0.5; 2] });
         assert!(!worth.is_next_judged(&WorthSpec { every: 0, ..spec }));
     }
