@@ -3,6 +3,11 @@
 //!
 //! The trainer keeps the pending batch, the running mean of rewards, the counters and the random generator, so that
 //! an algorithm is only its mathematics. Everything that matters for going on is in what [`Trainer::save`] returns.
+//!
+//! An algorithm may be faster where it knows which examples come next. The trainer then puts a few of them off, until they
+//! are enough or somebody looks: nobody can tell by anything but the time that it was not done at once.
+
+use std::cell::{RefCell, RefMut};
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -35,6 +40,14 @@ pub trait Learner: Send {
     fn look(&mut self, query: &Query, scores: &mut [f64]) {
         self.scores(query, scores);
     }
+
+    /// How many examples it is of use to expect at once.
+    fn foresight(&self) -> usize {
+        1
+    }
+
+    /// Says from which examples it learns next, one by one. It changes nothing but the time that this takes.
+    fn expect(&mut self, _examples: &[Example]) {}
 
     /// Fills in what the algorithm plays the largest of, where it plays by an index that the routing form cannot hold;
     /// false if it has none.
@@ -148,9 +161,16 @@ pub struct Decision {
 /// A learner with everything that all of them share.
 pub struct Trainer {
     spec: Spec,
+    student: RefCell<Student>,
+}
+
+/// The part of it that learns.
+struct Student {
     learner: Box<dyn Learner>,
     book: Book,
     worth: Worth,
+    /// Examples that were put off.
+    ahead: Vec<Example>,
     /// What the policy gives to each model for the example that it is judged by, and memory that judging needs.
     judged: Vec<f64>,
     scratch: Scratch,
@@ -243,8 +263,9 @@ impl Trainer {
             version: 0,
         };
         let worth = Worth::new(&spec.worth, models);
-        let (judged, scratch) = (vec![0.0; models], Scratch::default());
-        Self { spec, learner, book, worth, judged, scratch }
+        let (ahead, judged, scratch) = (Vec::new(), vec![0.0; models], Scratch::default());
+        let student = Student { learner, book, worth, ahead, judged, scratch };
+        Self { spec, student: RefCell::new(student) }
     }
 
     /// Goes on from a saved state. Hyper-parameters and models come from `spec` and may differ from those it was saved
@@ -261,10 +282,11 @@ impl Trainer {
         let before = Spec { models: models.map_err(|_| BadState::Shape)?, ..spec.clone() };
         let mut trainer = Self::reopen(before, saved)?;
         trainer.flush();
-        let state = remap(trainer.learner.save(), &places, spec.dim);
-        trainer.learner = restore_learner(&spec, state).ok_or(BadState::Shape)?;
+        let student = trainer.student.get_mut();
+        let state = remap(student.learner.save(), &places, spec.dim);
+        student.learner = restore_learner(&spec, state).ok_or(BadState::Shape)?;
         // What was judged with other models says nothing of these.
-        trainer.worth = Worth::new(&spec.worth, spec.models.len());
+        student.worth = Worth::new(&spec.worth, spec.models.len());
         trainer.spec = spec;
         Ok(trainer)
     }
@@ -272,7 +294,7 @@ impl Trainer {
     /// Goes on from a state that was saved with the same models.
     fn reopen(spec: Spec, saved: Saved) -> Result<Self, BadState> {
         let mut trainer = Self::new(spec);
-        let spec = &trainer.spec;
+        let (spec, student) = (&trainer.spec, trainer.student.get_mut());
         let mismatch = |key, saved: &dyn ToString, configured: &dyn ToString| {
             let (saved, configured) = (saved.to_string(), configured.to_string());
             if saved == configured { Ok(()) } else { Err(BadState::Mismatch { key, saved, configured }) }
@@ -284,21 +306,22 @@ impl Trainer {
         if !saved.book.is_sound() || !saved.book.pending.iter().all(fits) {
             return Err(BadState::Shape);
         }
-        trainer.learner = restore_learner(spec, saved.state).ok_or(BadState::Shape)?;
-        trainer.book = saved.book;
-        trainer.worth = Worth::restore(&spec.worth, spec.models.len(), saved.worth).ok_or(BadState::Shape)?;
+        student.learner = restore_learner(spec, saved.state).ok_or(BadState::Shape)?;
+        student.book = saved.book;
+        student.worth = Worth::restore(&spec.worth, spec.models.len(), saved.worth).ok_or(BadState::Shape)?;
         Ok(trainer)
     }
 
     /// Everything that is needed to go on bit for bit: parameters, pending batch, means, counters, generator.
     pub fn save(&self) -> Vec<u8> {
+        let student = self.caught_up();
         let saved = Saved {
             algorithm: self.spec.algorithm().to_owned(),
             dim: self.spec.dim,
             models: self.spec.models.iter().map(ToString::to_string).collect(),
-            book: self.book.clone(),
-            state: self.learner.save(),
-            worth: self.worth.clone(),
+            book: student.book.clone(),
+            state: student.learner.save(),
+            worth: student.worth.clone(),
         };
         envelope::seal(Kind::Learner, VERSION, &saved)
     }
@@ -312,29 +335,31 @@ impl Trainer {
     fn core(&self, query: &Query) -> Result<Vec<f64>, BadQuery> {
         query.check_dim(self.spec.dim)?;
         let mut scores = vec![0.0; self.spec.models.len()];
-        self.learner.scores(query, &mut scores);
-        self.learner.play(self.book.version).turn(&mut scores);
+        let student = self.caught_up();
+        student.learner.scores(query, &mut scores);
+        student.learner.play(student.book.version).turn(&mut scores);
         Ok(scores)
     }
 
     /// What is mixed into the core: exploration, and what the guard asks for.
     fn floor(&self) -> Floor {
-        self.worth.floor(&self.spec.worth, self.spec.exploration_floor)
+        self.caught_up().worth.floor(&self.spec.worth, self.spec.exploration_floor)
     }
 
     /// What each model is predicted to earn for a query, by a regression whose scores are rewards above their mean.
     pub fn predicted_rewards(&self, query: &Query) -> Result<Vec<f64>, BadQuery> {
         query.check_dim(self.spec.dim)?;
         let mut scores = vec![0.0; self.spec.models.len()];
-        self.learner.scores(query, &mut scores);
-        let mean = self.book.rewards.mean();
+        let student = self.caught_up();
+        student.learner.scores(query, &mut scores);
+        let mean = student.book.rewards.mean();
         Ok(scores.into_iter().map(|score| (mean + score).clamp(0.0, 1.0)).collect())
     }
 
     /// Routes a query under the current policy, with the trainer's own generator.
     pub fn decide(&mut self, query: &Query) -> Result<Decision, BadQuery> {
         let distribution = self.distribution(query)?;
-        let model = distribution.draw(self.book.generator.random());
+        let model = distribution.draw(self.student.get_mut().book.generator.random());
         Ok(Decision { model, distribution })
     }
 
@@ -344,36 +369,139 @@ impl Trainer {
         query.check_dim(self.spec.dim)?;
         let models = self.spec.models.len();
         let mut index = vec![0.0; models];
-        if !self.learner.index(query, &mut self.book.generator, &mut index) {
-            return Ok(None);
+        {
+            let Student { learner, book, .. } = &mut *self.caught_up();
+            if !learner.index(query, &mut book.generator, &mut index) {
+                return Ok(None);
+            }
         }
         let best = (0..models).fold(0, |best, m| if index[m] > index[best] { m } else { best });
         let core = (0..models).map(|m| f64::from(u8::from(m == best))).collect();
         let Floor { share, distribution } = self.floor();
         let distribution = Distribution::mix(core, share, &distribution);
-        let model = distribution.draw(self.book.generator.random());
+        let model = distribution.draw(self.student.get_mut().book.generator.random());
         Ok(Some(Decision { model, distribution }))
     }
 
     /// Learns from an example: at once if it completes a batch, else then.
     pub fn learn(&mut self, example: Example) -> Result<(), BadExample> {
         example.check_shape(self.spec.dim, self.spec.models.len())?;
-        self.judge(&example);
-        let book = &mut self.book;
-        let lesson = Lesson { mean_before: book.rewards.mean(), example };
-        book.rewards.add(lesson.example.reward(), shrink(self.spec.half_life, 1));
-        book.reward_sum += lesson.example.reward();
-        book.learned += 1;
-        book.pending.push(lesson);
-        if book.pending.len() >= self.spec.batch {
-            self.flush();
+        let student = self.student.get_mut();
+        student.ahead.push(example);
+        if self.spec.batch > 1 || student.ahead.len() >= student.learner.foresight() {
+            student.catch_up(&self.spec);
         }
         Ok(())
     }
 
+    /// The part that learns, with nothing put off.
+    fn caught_up(&self) -> RefMut<'_, Student> {
+        let mut student = self.student.borrow_mut();
+        student.catch_up(&self.spec);
+        student
+    }
+
+    /// Takes in what another shard of the same space has learned; false if their learners are not sums of examples.
+    pub fn add(&mut self, other: &Self) -> bool {
+        let (mut student, other_student) = (self.caught_up(), other.caught_up());
+        let added = self.spec == other.spec && student.learner.add(other_student.learner.save());
+        if added {
+            let (book, others) = (&mut student.book, &other_student.book);
+            book.rewards.sum += others.rewards.sum;
+            book.rewards.weight += others.rewards.weight;
+            book.reward_sum += others.reward_sum;
+            book.learned += others.learned;
+            book.version += others.version;
+        }
+        added
+    }
+
+    /// Applies the pending batch, complete or not.
+    pub fn flush(&mut self) {
+        self.caught_up().flush();
+    }
+
+    /// Starts a model from a given W = V diag(lambda) V'; false if the algorithm cannot.
+    pub fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
+        self.caught_up().learner.set(model, lambda, vectors)
+    }
+
+    /// The current policy in the routing form.
+    pub fn policy(&self) -> Policy {
+        let Floor { share, distribution } = self.floor();
+        let Student { learner, book, .. } = &*self.caught_up();
+        let (sampling, scores) = learner.play(book.version).exported(learner.score_forms());
+        Policy { sampling, floor: share, floor_distribution: distribution, scores }
+    }
+
+    /// The current quadratic parameters of each model; empty where the algorithm has none.
+    pub fn eigens(&self) -> Vec<Eigen> {
+        self.caught_up().learner.eigens()
+    }
+
+    /// What is known of its worth; none if nothing was judged.
+    pub fn worth(&self) -> Option<WorthView> {
+        self.caught_up().worth.view(&self.spec.worth, &self.spec.models)
+    }
+
+    /// What it was made from.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Examples in applied batches.
+    pub fn version(&self) -> u64 {
+        let Student { book, ahead, .. } = &*self.student.borrow();
+        // Only single examples are put off.
+        book.version + ahead.len() as u64
+    }
+
+    /// Examples learned from, those of a pending batch included.
+    pub fn learned(&self) -> u64 {
+        let Student { book, ahead, .. } = &*self.student.borrow();
+        book.learned + ahead.len() as u64
+    }
+
+    /// Sum of their rewards.
+    pub fn reward_sum(&self) -> f64 {
+        let Student { book, ahead, .. } = &*self.student.borrow();
+        ahead.iter().fold(book.reward_sum, |sum, example| sum + example.reward())
+    }
+
+    /// Mean of their rewards.
+    pub fn mean_reward(&self) -> f64 {
+        let learned = self.learned();
+        if learned == 0 { 0.0 } else { self.reward_sum() / learned as f64 }
+    }
+}
+
+impl Student {
+    /// Learns from what was put off.
+    fn catch_up(&mut self, spec: &Spec) {
+        let mut ahead = std::mem::take(&mut self.ahead);
+        if ahead.len() > 1 {
+            self.learner.expect(&ahead);
+        }
+        ahead.drain(..).for_each(|example| self.learn(spec, example));
+        self.ahead = ahead;
+    }
+
+    fn learn(&mut self, spec: &Spec, example: Example) {
+        self.judge(spec, &example);
+        let book = &mut self.book;
+        let lesson = Lesson { mean_before: book.rewards.mean(), example };
+        book.rewards.add(lesson.example.reward(), shrink(spec.half_life, 1));
+        book.reward_sum += lesson.example.reward();
+        book.learned += 1;
+        book.pending.push(lesson);
+        if book.pending.len() >= spec.batch {
+            self.flush();
+        }
+    }
+
     /// Judges the policy by an example that it has not learned from.
-    fn judge(&mut self, example: &Example) {
-        let Self { spec, learner, book, worth, judged, scratch } = self;
+    fn judge(&mut self, spec: &Spec, example: &Example) {
+        let Self { learner, book, worth, judged, scratch, .. } = self;
         let is_judged = worth.is_next_judged(&spec.worth);
         if is_judged {
             judged.resize(spec.models.len(), 0.0);
@@ -393,74 +521,13 @@ impl Trainer {
         worth.see(&spec.worth, example, is_judged.then_some(judged), scratch);
     }
 
-    /// Takes in what another shard of the same space has learned; false if their learners are not sums of examples.
-    pub fn add(&mut self, other: &Self) -> bool {
-        let added = self.spec == other.spec && self.learner.add(other.learner.save());
-        if added {
-            let (book, others) = (&mut self.book, &other.book);
-            book.rewards.sum += others.rewards.sum;
-            book.rewards.weight += others.rewards.weight;
-            book.reward_sum += others.reward_sum;
-            book.learned += others.learned;
-            book.version += others.version;
-        }
-        added
-    }
-
     /// Applies the pending batch, complete or not.
-    pub fn flush(&mut self) {
+    fn flush(&mut self) {
         if !self.book.pending.is_empty() {
             self.learner.apply(&self.book.pending, self.book.version);
             self.book.version += self.book.pending.len() as u64;
             self.book.pending.clear();
         }
-    }
-
-    /// Starts a model from a given W = V diag(lambda) V'; false if the algorithm cannot.
-    pub fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
-        self.learner.set(model, lambda, vectors)
-    }
-
-    /// The current policy in the routing form.
-    pub fn policy(&self) -> Policy {
-        let Floor { share, distribution } = self.floor();
-        let (sampling, scores) = self.learner.play(self.book.version).exported(self.learner.score_forms());
-        Policy { sampling, floor: share, floor_distribution: distribution, scores }
-    }
-
-    /// The current quadratic parameters of each model; empty where the algorithm has none.
-    pub fn eigens(&self) -> Vec<Eigen> {
-        self.learner.eigens()
-    }
-
-    /// What is known of its worth; none if nothing was judged.
-    pub fn worth(&self) -> Option<WorthView> {
-        self.worth.view(&self.spec.worth, &self.spec.models)
-    }
-
-    /// What it was made from.
-    pub fn spec(&self) -> &Spec {
-        &self.spec
-    }
-
-    /// Examples in applied batches.
-    pub fn version(&self) -> u64 {
-        self.book.version
-    }
-
-    /// Examples learned from, those of a pending batch included.
-    pub fn learned(&self) -> u64 {
-        self.book.learned
-    }
-
-    /// Sum of their rewards.
-    pub fn reward_sum(&self) -> f64 {
-        self.book.reward_sum
-    }
-
-    /// Mean of their rewards.
-    pub fn mean_reward(&self) -> f64 {
-        if self.book.learned == 0 { 0.0 } else { self.book.reward_sum / self.book.learned as f64 }
     }
 }
 

@@ -9,8 +9,13 @@
 //! put once into S, which all models share, since all see the same queries. When S is full every V is multiplied
 //! out into its U, one blocked product for many steps.
 //!
+//! U changes only then, so that products with it can be made of many queries at once, where it is known which come next:
+//! U is read once for some of them, instead of once for each.
+//!
 //! A query that is nearly in the span of V would put nearly dependent columns under C and ruin it. Its direction is
 //! made explicitly instead, orthogonalised twice in d dimensions, and becomes a further column of the model's own U.
+
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +28,12 @@ use super::spectra::{Eigen, Gradient, IN_SPAN, Step, UNIT_MAX, explicit_step, pi
 
 /// How many recent queries are kept before the factors are multiplied out.
 const RECENT_MAX: usize = 24;
+
+/// Of how many queries products with U are made at once.
+const TOGETHER: usize = 4;
+
+/// How many queries it is of use to expect.
+pub const FORESIGHT: usize = 2 * TOGETHER;
 
 /// How many directions of its own a model adds to U before it is multiplied out.
 const OWN_MAX: usize = 16;
@@ -69,7 +80,7 @@ struct Factor {
     /// C's rows for U and for S, row by row.
     base_rows: Vec<f64>,
     recent_rows: Vec<f64>,
-    /// How often V was multiplied out.
+    /// How often V was multiplied out, and with it U made anew.
     compactions: u32,
     /// By how much its errors may have grown since its orthonormality was restored.
     growth: f64,
@@ -78,6 +89,7 @@ struct Factor {
 /// Memory that a step needs and no state: one for all models.
 #[derive(Debug, Clone, Default)]
 struct Work {
+    expected: Expected,
     /// The query that was looked at, if nothing has changed since.
     query: Aligned,
     /// S'q
@@ -100,6 +112,27 @@ struct Work {
     rotation: Aligned,
     rows: Vec<f64>,
     spare: Spare,
+}
+
+/// Queries that come next, and what is known of them.
+#[derive(Debug, Clone, Default)]
+struct Expected {
+    /// One query after the other.
+    queries: Aligned,
+    /// How many have come.
+    come: usize,
+    /// Of which of them products are known.
+    known: Range<usize>,
+    /// U'q of these, of each model.
+    products: Vec<Products>,
+}
+
+/// U'q of several queries, and which U it was.
+#[derive(Debug, Clone, Default)]
+struct Products {
+    values: Vec<f64>,
+    columns: usize,
+    compactions: u32,
 }
 
 /// Coefficients of a vector over the columns of U and of S.
@@ -131,7 +164,8 @@ impl Factored {
         let (mut recent_products, mut base_products, mut coordinates) = (Vec::new(), Vec::new(), Vec::new());
         columns_dot(&self.recent, query, &mut recent_products);
         for (score, factor) in scores.iter_mut().zip(&self.models) {
-            factor.coordinates(query, &recent_products, &mut base_products, &mut coordinates);
+            columns_dot(&factor.base, query, &mut base_products);
+            factor.coordinates(&base_products, &recent_products, &mut coordinates);
             *score = factor.score(&coordinates);
         }
     }
@@ -144,12 +178,20 @@ impl Factored {
         }
     }
 
+    /// Says which queries the next steps are of, in their order. It changes nothing but the time that they take.
+    pub fn expect<'a>(&mut self, queries: impl Iterator<Item = &'a [f64]>) {
+        let expected = &mut self.work.expected;
+        expected.clear();
+        queries.for_each(|query| expected.queries.extend_from_slice(query));
+    }
+
     /// The eigenvalues of one model, and the query's coordinates in its eigenvectors.
     pub fn coordinates(&self, model: usize, query: &[f64], out: &mut Vec<f64>) -> &[f64] {
         let (mut recent_products, mut base_products) = (Vec::new(), Vec::new());
         columns_dot(&self.recent, query, &mut recent_products);
         let factor = &self.models[model];
-        factor.coordinates(query, &recent_products, &mut base_products, out);
+        columns_dot(&factor.base, query, &mut base_products);
+        factor.coordinates(&base_products, &recent_products, out);
         &factor.lambda
     }
 
@@ -175,7 +217,7 @@ impl Factored {
 
     /// Sets the parameters of one model.
     pub fn set(&mut self, model: usize, eigen: Eigen, dim: usize) {
-        self.work.query.clear();
+        self.forget();
         let Eigen { gamma, lambda, vectors } = eigen;
         let factor = &mut self.models[model];
         *factor = Factor { gamma, lambda, base: Aligned::from(&vectors[..]), growth: GROWTH_MAX, ..Factor::default() };
@@ -184,7 +226,7 @@ impl Factored {
 
     /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
     pub fn remap(&mut self, places: &[Option<usize>]) {
-        self.work.query.clear();
+        self.forget();
         pick(&mut self.models, places, Factor::default);
     }
 
@@ -216,6 +258,12 @@ impl Factored {
             })
     }
 
+    /// Forgets what it knows of queries that were looked at or are expected.
+    fn forget(&mut self) {
+        self.work.query.clear();
+        self.work.expected.clear();
+    }
+
     /// The query's coordinates in all models, unless they are known.
     fn prepare(&mut self, query: &[f64]) {
         if self.work.query[..] == *query {
@@ -224,13 +272,18 @@ impl Factored {
         if self.recent.len() == RECENT_MAX * query.len() {
             self.compact(query.len());
         }
-        let Work { query: looked_at, recent_products, looks, base_products, .. } = &mut *self.work;
+        let Work { query: looked_at, expected, recent_products, looks, base_products, .. } = &mut *self.work;
         looked_at.clear();
         looked_at.extend_from_slice(query);
         columns_dot(&self.recent, looked_at, recent_products);
+        // No more of them than there are sure to be before U changes.
+        let most = RECENT_MAX - self.recent.len() / query.len();
+        let place = expected.meet(looked_at, most, &self.models);
         looks.resize_with(self.models.len(), Vec::new);
-        for (factor, coordinates) in self.models.iter().zip(looks) {
-            factor.coordinates(looked_at, recent_products, base_products, coordinates);
+        for (m, (factor, coordinates)) in self.models.iter().zip(looks).enumerate() {
+            let known = place.and_then(|place| expected.products[m].of(place, factor)).unwrap_or_default();
+            factor.base_products(looked_at, known, base_products);
+            factor.coordinates(base_products, recent_products, coordinates);
         }
     }
 
@@ -279,14 +332,60 @@ impl Factored {
     }
 }
 
+impl Expected {
+    fn clear(&mut self) {
+        self.queries.clear();
+        self.come = 0;
+        self.known = 0..0;
+    }
+
+    /// The place of a query among those that products are known of, if it is the next one; these are made for it and for
+    /// those after it, together at most `most`. Another query than the next one says that nothing is as was expected.
+    fn meet(&mut self, query: &[f64], most: usize, models: &[Factor]) -> Option<usize> {
+        let (dim, next) = (query.len(), self.come);
+        if self.queries.get(next * dim..(next + 1) * dim) != Some(query) {
+            self.clear();
+            return None;
+        }
+        self.come += 1;
+        if !self.known.contains(&next) {
+            self.known = next..(next + most.min(TOGETHER)).min(self.queries.len() / dim);
+            let queries = &self.queries[self.known.start * dim..self.known.end * dim];
+            self.products.resize_with(models.len(), Products::default);
+            for (products, factor) in self.products.iter_mut().zip(models) {
+                products.compactions = factor.compactions;
+                products.columns = factor.base.len() / dim;
+                products.values.resize(products.columns * self.known.len(), 0.0);
+                kernel::products(dim, &factor.base, queries, &mut products.values);
+            }
+        }
+        Some(next - self.known.start)
+    }
+}
+
+impl Products {
+    /// Those of a query, if the columns that they are of are still there.
+    fn of(&self, place: usize, factor: &Factor) -> Option<&[f64]> {
+        let all = &self.values[place * self.columns..(place + 1) * self.columns];
+        (self.compactions == factor.compactions).then_some(all)
+    }
+}
+
 impl Factor {
     fn score(&self, coordinates: &[f64]) -> f64 {
         self.lambda.iter().zip(coordinates).map(|(lambda, p)| lambda * p * p).sum()
     }
 
-    /// out = V'x, given S'x
-    fn coordinates(&self, x: &[f64], recent_products: &[f64], base_products: &mut Vec<f64>, out: &mut Vec<f64>) {
-        columns_dot(&self.base, x, base_products);
+    /// out = U'x, given the products with its first columns
+    fn base_products(&self, x: &[f64], known: &[f64], out: &mut Vec<f64>) {
+        // Not cleared before: all of it is overwritten.
+        out.resize(self.base.len() / x.len(), 0.0);
+        out[..known.len()].copy_from_slice(known);
+        kernel::products(x.len(), &self.base[known.len() * x.len()..], x, &mut out[known.len()..]);
+    }
+
+    /// out = V'x, given U'x and S'x
+    fn coordinates(&self, base_products: &[f64], recent_products: &[f64], out: &mut Vec<f64>) {
         out.clear();
         out.resize(self.gamma.len(), 0.0);
         if !out.is_empty() {
@@ -305,8 +404,9 @@ impl Factor {
         if a == 0.0 && step.shrink == 1.0 {
             return Outside::Nothing;
         }
-        if self.gamma.is_empty() {
+        if self.gamma.is_empty() && !self.base.is_empty() {
             self.base.clear();
+            self.compactions = self.compactions.wrapping_add(1);
         }
         let outside = self.outside(step.ball, recent, query, work);
         work.components.clear();
@@ -357,7 +457,8 @@ impl Factor {
         work.direction.iter_mut().for_each(|x| *x /= rho);
         columns_dot(recent, &work.direction, &mut work.correction_products);
         let Work { direction, correction, correction_products, base_products, .. } = work;
-        self.coordinates(direction, correction_products, base_products, correction);
+        columns_dot(&self.base, direction, base_products);
+        self.coordinates(base_products, correction_products, correction);
         self.parts(&work.correction, &mut work.parts);
         let norm = self.remove_span(recent, &mut work.parts, &mut work.direction);
         if norm <= 0.5 {

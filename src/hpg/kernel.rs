@@ -5,10 +5,11 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-/// out_j = a_j . x for the columns of A (each of `x`'s length)
-pub fn products(a: &[f64], x: &[f64], out: &mut [f64]) {
-    if !x.is_empty() {
-        Arch::new().dispatch(Products { a, x, out });
+/// out = A'X for columns of `d` numbers: a column of `out` for each of X. Many of X at once read A fewer times, and give
+/// the bits that each would alone.
+pub fn products(d: usize, a: &[f64], x: &[f64], out: &mut [f64]) {
+    if !a.is_empty() {
+        Arch::new().dispatch(Products { d, a, x, out });
     }
 }
 
@@ -49,10 +50,14 @@ pub fn sinh(values: &mut [f64]) {
 /// How many columns are worked on together.
 const COLUMNS: usize = 8;
 
+/// How many are multiplied with how many others at once, where there are several.
+const CROSSED: usize = 4;
+
 /// The most lanes that a vector has.
 pub const LANES_MAX: usize = 8;
 
 struct Products<'a> {
+    d: usize,
     a: &'a [f64],
     x: &'a [f64],
     out: &'a mut [f64],
@@ -63,42 +68,60 @@ impl WithSimd for Products<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { a, x, out } = self;
-        let d = x.len();
-        for (a, out) in a.chunks(COLUMNS * d).zip(out.chunks_mut(COLUMNS)) {
-            if let Ok(out) = <&mut [f64; COLUMNS]>::try_from(&mut *out) {
-                *out = dots(simd, a, x);
-                continue;
-            }
-            for (a, out) in a.chunks_exact(d).zip(out) {
-                [*out] = dots(simd, a, x);
+        let Self { d, a, x, out } = self;
+        for (x, out) in x.chunks(CROSSED * d).zip(out.chunks_mut(CROSSED * (a.len() / d))) {
+            match x.len() / d {
+                1 => cross::<S, COLUMNS, 1>(simd, d, a, x, out),
+                2 => cross::<S, CROSSED, 2>(simd, d, a, x, out),
+                3 => cross::<S, CROSSED, 3>(simd, d, a, x, out),
+                _ => cross::<S, CROSSED, CROSSED>(simd, d, a, x, out),
             }
         }
     }
 }
 
-/// Products of N columns with x, which is read once.
+/// The products of all columns of A with the X columns of x, N columns of A at a time.
 #[inline(always)]
-fn dots<S: Simd, const N: usize>(simd: S, a: &[f64], x: &[f64]) -> [f64; N] {
-    let d = x.len();
-    let (x, x_rest) = S::as_simd_f64s(x);
-    let n = x.len();
+fn cross<S: Simd, const N: usize, const X: usize>(simd: S, d: usize, a: &[f64], x: &[f64], out: &mut [f64]) {
+    let columns = a.len() / d;
+    let whole = columns / N * N;
+    for j in (0..whole).step_by(N) {
+        for (q, sums) in dots::<S, N, X>(simd, d, &a[j * d..], x).into_iter().enumerate() {
+            out[q * columns + j..][..N].copy_from_slice(&sums);
+        }
+    }
+    for j in whole..columns {
+        for (q, [sum]) in dots::<S, 1, X>(simd, d, &a[j * d..], x).into_iter().enumerate() {
+            out[q * columns + j] = sum;
+        }
+    }
+}
+
+/// Products of N columns with X others, each of which is read once.
+#[inline(always)]
+fn dots<S: Simd, const N: usize, const X: usize>(simd: S, d: usize, a: &[f64], x: &[f64]) -> [[f64; N]; X] {
+    let n = d / S::F64_LANES;
     let columns: [&[f64]; N] = std::array::from_fn(|j| &a[j * d..(j + 1) * d]);
+    let others: [&[f64]; X] = std::array::from_fn(|q| &x[q * d..(q + 1) * d]);
     let bodies: [&[S::f64s]; N] = columns.map(|column| &S::as_simd_f64s(column).0[..n]);
-    let mut sums = [simd.splat_f64s(0.0); N];
+    let other_bodies: [&[S::f64s]; X] = others.map(|other| &S::as_simd_f64s(other).0[..n]);
+    let mut sums = [[simd.splat_f64s(0.0); N]; X];
     for i in 0..n {
-        for j in 0..N {
-            sums[j] = simd.mul_add_e_f64s(bodies[j][i], x[i], sums[j]);
+        for q in 0..X {
+            for j in 0..N {
+                sums[q][j] = simd.mul_add_e_f64s(bodies[j][i], other_bodies[q][i], sums[q][j]);
+            }
         }
     }
-    if !x_rest.is_empty() {
-        let x_rest = simd.partial_load_f64s(x_rest);
-        for j in 0..N {
-            let rest = simd.partial_load_f64s(S::as_simd_f64s(columns[j]).1);
-            sums[j] = simd.mul_add_e_f64s(rest, x_rest, sums[j]);
+    if n * S::F64_LANES < d {
+        let rest = |column: &[f64]| simd.partial_load_f64s(S::as_simd_f64s(column).1);
+        for q in 0..X {
+            for j in 0..N {
+                sums[q][j] = simd.mul_add_e_f64s(rest(columns[j]), rest(others[q]), sums[q][j]);
+            }
         }
     }
-    sums.map(|sum| simd.reduce_sum_f64s(sum))
+    sums.map(|sums| sums.map(|sum| simd.reduce_sum_f64s(sum)))
 }
 
 struct Combine<'a> {
@@ -341,7 +364,7 @@ mod tests {
         fn equal_plain_sums(d in 1..70_usize, n in 0..20_usize, r in 0..20_usize, add in any::<bool>()) {
             let (a, b, x, y) = (numbers(d * n, 1), numbers(n * r, 2), numbers(d, 3), numbers(n, 4));
             let mut out = vec![f64::NAN; n];
-            products(&a, &x, &mut out);
+            products(d, &a, &x, &mut out);
             let expected: Vec<f64> = (0..n).map(|j| (0..d).map(|i| a[j * d + i] * x[i]).sum()).collect();
             prop_assert!(close(&out, &expected));
 
@@ -375,15 +398,17 @@ mod tests {
             }
         }
 
-        /// The number of columns does not change the bits of one.
+        /// The number of columns does not change the bits of a product, on either side.
         #[test]
-        fn columns_do_not_depend_on_each_other(d in 1..70_usize, n in 1..20_usize) {
-            let (a, x) = (numbers(d * n, 1), numbers(d, 3));
-            let (mut all, mut one) = (vec![0.0; n], [0.0]);
-            products(&a, &x, &mut all);
-            for (column, together) in a.chunks_exact(d).zip(&all) {
-                products(column, &x, &mut one);
-                prop_assert_eq!(one[0].to_bits(), together.to_bits());
+        fn columns_do_not_depend_on_each_other(d in 1..70_usize, n in 1..20_usize, others in 1..10_usize) {
+            let (a, x) = (numbers(d * n, 1), numbers(d * others, 3));
+            let (mut all, mut one) = (vec![0.0; n * others], [0.0]);
+            products(d, &a, &x, &mut all);
+            for (x, together) in x.chunks_exact(d).zip(all.chunks_exact(n)) {
+                for (column, together) in a.chunks_exact(d).zip(together) {
+                    products(d, column, x, &mut one);
+                    prop_assert_eq!(one[0].to_bits(), together.to_bits());
+                }
             }
         }
     }

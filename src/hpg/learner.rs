@@ -8,7 +8,7 @@ use super::projection::Ball;
 use super::schedule::shrink;
 use super::spectra::{Eigen, Exact, Explicit, Gradient, Lazy, Spectra, Step};
 use crate::config::{HpgSpec, Mode};
-use crate::event::Query;
+use crate::event::{Example, Query};
 use crate::learner::{Learner, LearnerState, Lesson};
 use crate::router::ScoreForm;
 
@@ -128,6 +128,14 @@ impl Learner for Hpg {
 
     fn look(&mut self, query: &Query, scores: &mut [f64]) {
         self.spectra.look(&self.spec.ball, query.as_slice(), scores);
+    }
+
+    fn foresight(&self) -> usize {
+        self.spectra.foresight()
+    }
+
+    fn expect(&mut self, examples: &[Example]) {
+        self.spectra.expect(examples.iter().map(|example| example.query().as_slice()));
     }
 
     fn apply(&mut self, batch: &[Lesson], version: u64) {

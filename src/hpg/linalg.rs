@@ -33,7 +33,7 @@ pub fn axpy(a: f64, x: &[f64], y: &mut [f64]) {
 pub fn columns_dot(a: &[f64], x: &[f64], out: &mut Vec<f64>) {
     // Not cleared before: all of it is overwritten.
     out.resize(a.len() / x.len().max(1), 0.0);
-    kernel::products(a, x, out);
+    kernel::products(x.len(), a, x, out);
 }
 
 /// out += A x for the columns of A (each of `out`'s length)
@@ -127,7 +127,7 @@ pub fn polish(d: usize, v: &mut Aligned, spare: &mut Spare) {
     square.resize(r * r, 0.0);
     for (i, column) in v.chunks_exact(d).enumerate() {
         let row = &mut square[i * r..i * r + i + 1];
-        kernel::products(&v[..(i + 1) * d], column, row);
+        kernel::products(d, &v[..(i + 1) * d], column, row);
         for (j, entry) in row.iter_mut().enumerate() {
             let unit = f64::from(u8::from(i == j));
             *entry = unit - 0.5 * (*entry - unit);

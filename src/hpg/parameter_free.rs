@@ -14,7 +14,7 @@ use super::gradient::Estimator;
 use super::learner::{Hpg, HpgState, score_form};
 use super::spectra::{Eigen, pick};
 use crate::config::HpgSpec;
-use crate::event::Query;
+use crate::event::{Example, Query};
 use crate::learner::{Learner, LearnerState, Lesson};
 use crate::router::ScoreForm;
 
@@ -78,6 +78,14 @@ impl Learner for ParameterFree {
         for (score, bettor) in scores.iter_mut().zip(&self.bettors) {
             *score *= bettor.magnitude();
         }
+    }
+
+    fn foresight(&self) -> usize {
+        self.inner.foresight()
+    }
+
+    fn expect(&mut self, examples: &[Example]) {
+        self.inner.expect(examples);
     }
 
     fn apply(&mut self, batch: &[Lesson], version: u64) {

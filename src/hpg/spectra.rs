@@ -12,7 +12,7 @@ use std::cell::OnceCell;
 
 use serde::{Deserialize, Serialize};
 
-use super::factored::Factored;
+use super::factored::{FORESIGHT, Factored};
 use super::linalg::{axpy, columns_add, columns_dot, compose, dot, product, symmetric_eigen};
 use super::projection::Ball;
 
@@ -77,6 +77,18 @@ impl Spectra {
         match self {
             Self::Factored(factored) => factored.look(query, scores),
             _ => self.scores(ball, query, scores),
+        }
+    }
+
+    /// How many steps it is of use to know beforehand.
+    pub fn foresight(&self) -> usize {
+        if matches!(self, Self::Factored(_)) { FORESIGHT } else { 1 }
+    }
+
+    /// Says which queries the next steps are of, in their order. It changes nothing but the time that they take.
+    pub fn expect<'a>(&mut self, queries: impl Iterator<Item = &'a [f64]>) {
+        if let Self::Factored(factored) = self {
+            factored.expect(queries);
         }
     }
 

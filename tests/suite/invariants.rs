@@ -237,6 +237,39 @@ fn check_restore(config: &LearnerConfig, stream: Stream, seed: u64) {
     assert_eq!(straight.version() + pending(&turns, config), turns.len() as u64);
 }
 
+/// Some learners put examples off until there are several. One that is looked at after each cannot.
+#[test]
+fn nobody_can_tell_that_examples_were_put_off() {
+    let shapes = [shape(2, 2, 1, 1), shape(8, 3, 8, 1), shape(24, 3, 6, 1), shape(33, 5, 16, 1), shape(40, 9, 5, 1)];
+    for (i, (shape, stream, setting)) in crossed(&shapes, &SETTINGS).into_iter().enumerate() {
+        let hpg = config(shape, setting, Mode::Factored);
+        let importance = LearnerConfig { estimator: Estimator::Importance, evaluate_every: 3, ..hpg.clone() };
+        check_put_off(&[hpg.clone(), importance, parameter_free(hpg)][i % 3], shape, stream);
+    }
+}
+
+fn check_put_off(config: &LearnerConfig, shape: Shape, stream: Stream) {
+    let spec = config.check().unwrap();
+    let (mut watched, mut alone) = (Trainer::new(spec.clone()), Trainer::new(spec));
+    let mut world = World::new(shape, stream);
+    let mut random = ChaCha8Rng::seed_from_u64(9);
+    for t in 0..sized(400, 4000) {
+        let turn = world.turn();
+        // Asking for it is a look.
+        let distribution = watched.distribution(&turn.query).unwrap();
+        let decision = Decision { model: distribution.draw(random.random()), distribution };
+        let example = turn.example(&decision, shape.models);
+        watched.learn(example.clone()).unwrap();
+        alone.learn(example).unwrap();
+        let counts = |trainer: &Trainer| (trainer.version(), trainer.learned(), trainer.reward_sum());
+        assert_eq!(counts(&watched), counts(&alone), "{config:?} {stream:?} at {t}");
+        if random.random::<f64>() < 0.03 {
+            assert_eq!(watched.save(), alone.save(), "{config:?} {stream:?} at {t}");
+        }
+    }
+    assert_eq!(watched.save(), alone.save(), "{config:?} {stream:?}");
+}
+
 fn pending(turns: &[Turn], config: &LearnerConfig) -> u64 {
     (turns.len() % config.batch.unwrap_or(1)) as u64
 }
