@@ -21,9 +21,10 @@ use serde::{Deserialize, Serialize};
 
 use super::aligned::Aligned;
 use super::kernel::{self, Strided};
-use super::linalg::{Spare, axpy, columns_add, columns_dot, dot, polish, product};
+use super::linalg::{Spare, axpy, columns_add, columns_dot, columns_dot_more, dot, polish, product};
 use super::projection::Ball;
-use super::secular::Secular;
+use super::roots::Layout;
+use super::secular::{self, Secular};
 use super::spectra::{Eigen, Gradient, IN_SPAN, Step, UNIT_MAX, explicit_step, pick};
 
 /// How many recent queries are kept before the factors are multiplied out.
@@ -94,10 +95,18 @@ struct Work {
     query: Aligned,
     /// S'q
     recent_products: Vec<f64>,
-    /// V'q of each model.
-    looks: Vec<Vec<f64>>,
-    /// p = V'q
-    coordinates: Vec<f64>,
+    /// p = V'q of each model.
+    coordinates: Vec<Vec<f64>>,
+    outsides: Vec<Option<Outside>>,
+    /// The problem that a step is in each model's eigenvectors: all are solved at once.
+    problems: Vec<Secular>,
+    layout: Layout,
+    desk: Desk,
+}
+
+/// Memory for what is done model by model.
+#[derive(Debug, Clone, Default)]
+struct Desk {
     /// C p, then the span's part of a direction.
     parts: Parts,
     /// U'x
@@ -107,7 +116,6 @@ struct Work {
     correction_products: Vec<f64>,
     poles: Vec<f64>,
     components: Vec<f64>,
-    secular: Secular,
     kept: Vec<usize>,
     rotation: Aligned,
     rows: Vec<f64>,
@@ -123,16 +131,17 @@ struct Expected {
     come: usize,
     /// Of which of them products are known.
     known: Range<usize>,
-    /// U'q of these, of each model.
-    products: Vec<Products>,
+    /// U'q of these, of each model, and which U it was: how often it had been made anew.
+    base_products: Vec<(Products, u32)>,
+    /// S'q
+    recent_products: Products,
 }
 
-/// U'q of several queries, and which U it was.
+/// A'q of several queries, for the columns that A had.
 #[derive(Debug, Clone, Default)]
 struct Products {
     values: Vec<f64>,
     columns: usize,
-    compactions: u32,
 }
 
 /// Coefficients of a vector over the columns of U and of S.
@@ -173,7 +182,7 @@ impl Factored {
     /// The same, of the query that the next step is of: what scores are made of is kept for it.
     pub fn look(&mut self, query: &[f64], scores: &mut [f64]) {
         self.prepare(query);
-        for ((score, factor), coordinates) in scores.iter_mut().zip(&self.models).zip(&self.work.looks) {
+        for ((score, factor), coordinates) in scores.iter_mut().zip(&self.models).zip(&self.work.coordinates) {
             *score = factor.score(coordinates);
         }
     }
@@ -221,7 +230,7 @@ impl Factored {
         let Eigen { gamma, lambda, vectors } = eigen;
         let factor = &mut self.models[model];
         *factor = Factor { gamma, lambda, base: Aligned::from(&vectors[..]), growth: GROWTH_MAX, ..Factor::default() };
-        factor.settle(dim, self.recent.len() / dim, &mut self.work.spare);
+        factor.settle(dim, self.recent.len() / dim, &mut self.work.desk.spare);
     }
 
     /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
@@ -266,36 +275,44 @@ impl Factored {
 
     /// The query's coordinates in all models, unless they are known.
     fn prepare(&mut self, query: &[f64]) {
-        if self.work.query[..] == *query {
+        if is_same(&self.work.query, query) {
             return;
         }
         if self.recent.len() == RECENT_MAX * query.len() {
             self.compact(query.len());
         }
-        let Work { query: looked_at, expected, recent_products, looks, base_products, .. } = &mut *self.work;
+        let Work { query: looked_at, expected, recent_products, coordinates, desk, .. } = &mut *self.work;
         looked_at.clear();
         looked_at.extend_from_slice(query);
-        columns_dot(&self.recent, looked_at, recent_products);
-        // No more of them than there are sure to be before U changes.
-        let most = RECENT_MAX - self.recent.len() / query.len();
-        let place = expected.meet(looked_at, most, &self.models);
-        looks.resize_with(self.models.len(), Vec::new);
-        for (m, (factor, coordinates)) in self.models.iter().zip(looks).enumerate() {
-            let known = place.and_then(|place| expected.products[m].of(place, factor)).unwrap_or_default();
-            factor.base_products(looked_at, known, base_products);
-            factor.coordinates(base_products, recent_products, coordinates);
+        let place = expected.meet(looked_at, &self.recent, &self.models);
+        let known = place.map(|place| expected.recent_products.of(place)).unwrap_or_default();
+        columns_dot_more(&self.recent, looked_at, known, recent_products);
+        coordinates.resize_with(self.models.len(), Vec::new);
+        for (m, (factor, coordinates)) in self.models.iter().zip(coordinates).enumerate() {
+            let known = place.and_then(|place| expected.base_products_of(m, place, factor)).unwrap_or_default();
+            columns_dot_more(&factor.base, looked_at, known, &mut desk.base_products);
+            factor.coordinates(&desk.base_products, recent_products, coordinates);
         }
     }
 
     fn step_one(&mut self, step: &Step, gradient: &Gradient) {
         let query = gradient.query;
         self.prepare(query);
-        let mut keep_query = false;
+        let Work { coordinates, outsides, problems, layout, desk, .. } = &mut *self.work;
+        outsides.resize(self.models.len(), None);
+        problems.resize_with(self.models.len(), Secular::default);
         for (m, (factor, &c)) in self.models.iter_mut().zip(gradient.coefficients).enumerate() {
-            std::mem::swap(&mut self.work.coordinates, &mut self.work.looks[m]);
-            let outside = factor.step(step, &self.recent, query, step.rate * c, &mut self.work);
-            keep_query |= matches!(outside, Outside::Recent { .. });
+            let (coordinates, problem) = (&mut coordinates[m], &mut problems[m]);
+            outsides[m] = factor.pose(step, &self.recent, query, step.rate * c, coordinates, problem, desk);
         }
+        secular::solve(problems, layout);
+        let recent = self.recent.len() / query.len();
+        for (m, factor) in self.models.iter_mut().enumerate() {
+            if let Some(outside) = outsides[m] {
+                factor.turn(step.ball, outside, recent, &coordinates[m], &mut problems[m], desk);
+            }
+        }
+        let keep_query = outsides.iter().any(|outside| matches!(outside, Some(Outside::Recent { .. })));
         if keep_query {
             self.recent.extend_from_slice(query);
             let rows = self.recent.len() / query.len();
@@ -318,14 +335,14 @@ impl Factored {
             let Eigen { gamma, lambda, vectors } = eigen;
             *factor =
                 Factor { gamma, lambda, base: Aligned::from(&vectors[..]), compactions, growth, ..Factor::default() };
-            factor.settle(dim, 0, &mut self.work.spare);
+            factor.settle(dim, 0, &mut self.work.desk.spare);
         }
         self.recent.clear();
     }
 
     fn compact(&mut self, dim: usize) {
         for factor in &mut self.models {
-            factor.compact(&self.recent, dim, &mut self.work.spare);
+            factor.compact(&self.recent, dim, &mut self.work.desk.spare);
             factor.recent_rows.clear();
         }
         self.recent.clear();
@@ -339,49 +356,61 @@ impl Expected {
         self.known = 0..0;
     }
 
-    /// The place of a query among those that products are known of, if it is the next one; these are made for it and for
-    /// those after it, together at most `most`. Another query than the next one says that nothing is as was expected.
-    fn meet(&mut self, query: &[f64], most: usize, models: &[Factor]) -> Option<usize> {
+    /// The place of a query among those that products are known of, if it is the next one; if they are not, they are made
+    /// for it and for some after it. Another query than the next one says that nothing is as was expected.
+    fn meet(&mut self, query: &[f64], recent: &[f64], models: &[Factor]) -> Option<usize> {
         let (dim, next) = (query.len(), self.come);
-        if self.queries.get(next * dim..(next + 1) * dim) != Some(query) {
+        let expected = self.queries.get(next * dim..(next + 1) * dim);
+        if !expected.is_some_and(|expected| is_same(expected, query)) {
             self.clear();
             return None;
         }
         self.come += 1;
         if !self.known.contains(&next) {
-            self.known = next..(next + most.min(TOGETHER)).min(self.queries.len() / dim);
-            let queries = &self.queries[self.known.start * dim..self.known.end * dim];
-            self.products.resize_with(models.len(), Products::default);
-            for (products, factor) in self.products.iter_mut().zip(models) {
-                products.compactions = factor.compactions;
-                products.columns = factor.base.len() / dim;
-                products.values.resize(products.columns * self.known.len(), 0.0);
-                kernel::products(dim, &factor.base, queries, &mut products.values);
+            // Of no more than are sure to come before S is full and U changes.
+            let count = TOGETHER.min(RECENT_MAX - recent.len() / dim).min(self.queries.len() / dim - next);
+            self.known = next..next + count;
+            let queries = &self.queries[next * dim..(next + count) * dim];
+            self.recent_products.make(recent, queries, dim);
+            self.base_products.resize_with(models.len(), Default::default);
+            for ((products, compactions), factor) in self.base_products.iter_mut().zip(models) {
+                products.make(&factor.base, queries, dim);
+                *compactions = factor.compactions;
             }
         }
         Some(next - self.known.start)
     }
+
+    /// Those of a query with a model's U, if it is still the same.
+    fn base_products_of(&self, model: usize, place: usize, factor: &Factor) -> Option<&[f64]> {
+        let (products, compactions) = &self.base_products[model];
+        (*compactions == factor.compactions).then(|| products.of(place))
+    }
 }
 
 impl Products {
-    /// Those of a query, if the columns that they are of are still there.
-    fn of(&self, place: usize, factor: &Factor) -> Option<&[f64]> {
-        let all = &self.values[place * self.columns..(place + 1) * self.columns];
-        (self.compactions == factor.compactions).then_some(all)
+    fn make(&mut self, a: &[f64], queries: &[f64], dim: usize) {
+        self.columns = a.len() / dim;
+        // Not cleared before: all of it is overwritten.
+        self.values.resize(self.columns * (queries.len() / dim), 0.0);
+        kernel::products(dim, a, queries, &mut self.values);
     }
+
+    /// Those of one query.
+    fn of(&self, place: usize) -> &[f64] {
+        &self.values[place * self.columns..(place + 1) * self.columns]
+    }
+}
+
+/// Whether two queries are the same, bit by bit.
+fn is_same(x: &[f64], y: &[f64]) -> bool {
+    let differ = |(x, y): (&[f64], &[f64])| x.iter().zip(y).fold(0, |bits, (x, y)| bits | (x.to_bits() ^ y.to_bits()));
+    x.len() == y.len() && x.chunks(64).zip(y.chunks(64)).all(|blocks| differ(blocks) == 0)
 }
 
 impl Factor {
     fn score(&self, coordinates: &[f64]) -> f64 {
         self.lambda.iter().zip(coordinates).map(|(lambda, p)| lambda * p * p).sum()
-    }
-
-    /// out = U'x, given the products with its first columns
-    fn base_products(&self, x: &[f64], known: &[f64], out: &mut Vec<f64>) {
-        // Not cleared before: all of it is overwritten.
-        out.resize(self.base.len() / x.len(), 0.0);
-        out[..known.len()].copy_from_slice(known);
-        kernel::products(x.len(), &self.base[known.len() * x.len()..], x, &mut out[known.len()..]);
     }
 
     /// out = V'x, given U'x and S'x
@@ -400,73 +429,109 @@ impl Factor {
         columns_dot(&self.recent_rows, coordinates, &mut parts.recent);
     }
 
-    fn step(&mut self, step: &Step, recent: &[f64], query: &[f64], a: f64, work: &mut Work) -> Outside {
+    /// Poses the problem of a step, if there is one.
+    fn pose(
+        &mut self,
+        step: &Step,
+        recent: &[f64],
+        query: &[f64],
+        a: f64,
+        coordinates: &mut [f64],
+        problem: &mut Secular,
+        desk: &mut Desk,
+    ) -> Option<Outside> {
+        desk.components.clear();
+        desk.poles.clear();
         if a == 0.0 && step.shrink == 1.0 {
-            return Outside::Nothing;
+            problem.pose(&desk.poles, &desk.components, a);
+            return None;
         }
         if self.gamma.is_empty() && !self.base.is_empty() {
             self.base.clear();
             self.compactions = self.compactions.wrapping_add(1);
         }
-        let outside = self.outside(step.ball, recent, query, work);
-        work.components.clear();
-        work.components.extend_from_slice(&work.coordinates);
-        work.poles.clear();
-        work.poles.extend(self.gamma.iter().map(|gamma| step.shrink * gamma));
+        let outside = self.outside(step.ball, recent, query, coordinates, desk);
+        desk.components.extend_from_slice(coordinates);
+        desk.poles.extend(self.gamma.iter().map(|gamma| step.shrink * gamma));
         if let Outside::Recent { rho } | Outside::Own { rho } = outside {
-            work.components.push(rho);
-            work.poles.push(0.0);
+            desk.components.push(rho);
+            desk.poles.push(0.0);
         }
-        work.secular.solve(&work.poles, &work.components, a);
-        step.ball.project(&mut work.secular.values);
-        step.ball.keep(&work.secular.values, &mut work.kept);
-        self.rotate(outside, recent.len() / query.len(), work);
-        self.gamma.clear();
-        self.gamma.extend(work.kept.iter().map(|&j| work.secular.values[j]));
-        step.ball.primals(&self.gamma, &mut self.lambda);
-        outside
+        problem.pose(&desk.poles, &desk.components, a);
+        Some(outside)
     }
 
-    fn outside(&mut self, ball: &Ball, recent: &[f64], query: &[f64], work: &mut Work) -> Outside {
+    /// Takes the step that the problem's solution is.
+    fn turn(
+        &mut self,
+        ball: &Ball,
+        outside: Outside,
+        recent: usize,
+        coordinates: &[f64],
+        problem: &mut Secular,
+        desk: &mut Desk,
+    ) {
+        ball.project(&mut problem.values);
+        ball.keep(&problem.values, &mut desk.kept);
+        self.rotate(outside, recent, coordinates, problem, desk);
+        self.gamma.clear();
+        self.gamma.extend(desk.kept.iter().map(|&j| problem.values[j]));
+        ball.primals(&self.gamma, &mut self.lambda);
+    }
+
+    fn outside(
+        &mut self,
+        ball: &Ball,
+        recent: &[f64],
+        query: &[f64],
+        coordinates: &mut [f64],
+        desk: &mut Desk,
+    ) -> Outside {
         if self.gamma.len() == query.len() {
             return Outside::Nothing;
         }
-        self.parts(&work.coordinates, &mut work.parts);
-        let residual = 1.0 - dot(&work.coordinates, &work.coordinates);
-        let size = 1.0 + dot(&work.parts.base, &work.parts.base) + dot(&work.parts.recent, &work.parts.recent);
+        self.parts(coordinates, &mut desk.parts);
+        let residual = 1.0 - dot(coordinates, coordinates);
+        let size = 1.0 + dot(&desk.parts.base, &desk.parts.base) + dot(&desk.parts.recent, &desk.parts.recent);
         if size <= COEFFICIENTS_MAX * residual {
             return Outside::Recent { rho: residual.sqrt() };
         }
-        self.own_direction(ball, recent, query, work)
+        self.own_direction(ball, recent, query, coordinates, desk)
     }
 
     /// Makes the query's direction outside of V, adds it to U, and corrects the coordinates by what the second
     /// orthogonalisation found.
-    fn own_direction(&mut self, ball: &Ball, recent: &[f64], query: &[f64], work: &mut Work) -> Outside {
+    fn own_direction(
+        &mut self,
+        ball: &Ball,
+        recent: &[f64],
+        query: &[f64],
+        coordinates: &mut [f64],
+        desk: &mut Desk,
+    ) -> Outside {
         let dim = query.len();
         if self.base.len() >= (ball.rank + OWN_MAX) * dim {
-            self.compact(recent, dim, &mut work.spare);
-            self.parts(&work.coordinates, &mut work.parts);
+            self.compact(recent, dim, &mut desk.spare);
+            self.parts(coordinates, &mut desk.parts);
         }
-        work.direction.clear();
-        work.direction.extend_from_slice(query);
-        let rho = self.remove_span(recent, &mut work.parts, &mut work.direction);
+        desk.direction.clear();
+        desk.direction.extend_from_slice(query);
+        let rho = self.remove_span(recent, &mut desk.parts, &mut desk.direction);
         if rho <= IN_SPAN {
             return Outside::Nothing;
         }
-        work.direction.iter_mut().for_each(|x| *x /= rho);
-        columns_dot(recent, &work.direction, &mut work.correction_products);
-        let Work { direction, correction, correction_products, base_products, .. } = work;
-        columns_dot(&self.base, direction, base_products);
-        self.coordinates(base_products, correction_products, correction);
-        self.parts(&work.correction, &mut work.parts);
-        let norm = self.remove_span(recent, &mut work.parts, &mut work.direction);
+        desk.direction.iter_mut().for_each(|x| *x /= rho);
+        columns_dot(recent, &desk.direction, &mut desk.correction_products);
+        columns_dot(&self.base, &desk.direction, &mut desk.base_products);
+        self.coordinates(&desk.base_products, &desk.correction_products, &mut desk.correction);
+        self.parts(&desk.correction, &mut desk.parts);
+        let norm = self.remove_span(recent, &mut desk.parts, &mut desk.direction);
         if norm <= 0.5 {
             return Outside::Nothing;
         }
-        axpy(rho, &work.correction, &mut work.coordinates);
-        work.direction.iter_mut().for_each(|x| *x /= norm);
-        self.base.extend_from_slice(&work.direction);
+        axpy(rho, &desk.correction, coordinates);
+        desk.direction.iter_mut().for_each(|x| *x /= norm);
+        self.base.extend_from_slice(&desk.direction);
         Outside::Own { rho }
     }
 
@@ -479,23 +544,23 @@ impl Factor {
     }
 
     /// C <- C R for the kept columns of R, with the new direction's row.
-    fn rotate(&mut self, outside: Outside, recent: usize, work: &mut Work) {
-        let (rank, kept) = (self.gamma.len(), work.kept.len());
-        let stride = work.secular.columns(&work.kept, &mut work.rotation);
-        let (rotation, new_row) = work.rotation.split_at_mut(rank * stride);
+    fn rotate(&mut self, outside: Outside, recent: usize, coordinates: &[f64], problem: &mut Secular, desk: &mut Desk) {
+        let (rank, kept) = (self.gamma.len(), desk.kept.len());
+        let stride = problem.columns(&desk.kept, &mut desk.rotation);
+        let (rotation, new_row) = desk.rotation.split_at_mut(rank * stride);
         if let Outside::Recent { rho } = outside {
             // The new direction is (q - V p) / rho: its part in V folds into the rotation.
             new_row.iter_mut().for_each(|x| *x /= -rho);
-            let p = Strided { values: &work.coordinates, row: rank, column: 1 };
+            let p = Strided { values: coordinates, row: rank, column: 1 };
             kernel::multiply(stride, (new_row, stride), 1, p, true, rotation);
             new_row.iter_mut().for_each(|x| *x = -*x);
         }
         for rows in [&mut self.base_rows, &mut self.recent_rows] {
             // Not cleared before: all of it is overwritten.
-            work.rows.resize(rows.len() / rank.max(1) * kept, 0.0);
+            desk.rows.resize(rows.len() / rank.max(1) * kept, 0.0);
             let values = Strided { values: rows, row: 1, column: rank };
-            kernel::multiply(kept, (rotation, stride), rank, values, false, &mut work.rows);
-            std::mem::swap(rows, &mut work.rows);
+            kernel::multiply(kept, (rotation, stride), rank, values, false, &mut desk.rows);
+            std::mem::swap(rows, &mut desk.rows);
         }
         // From rank 0 there was nothing to rotate, but S may hold what other models use.
         self.recent_rows.resize(recent * kept, 0.0);

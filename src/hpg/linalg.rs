@@ -31,9 +31,16 @@ pub fn axpy(a: f64, x: &[f64], y: &mut [f64]) {
 
 /// out = A' x for the columns of A (each of `x`'s length)
 pub fn columns_dot(a: &[f64], x: &[f64], out: &mut Vec<f64>) {
+    columns_dot_more(a, x, &[], out);
+}
+
+/// The same where the products with the first columns are known
+pub fn columns_dot_more(a: &[f64], x: &[f64], known: &[f64], out: &mut Vec<f64>) {
     // Not cleared before: all of it is overwritten.
     out.resize(a.len() / x.len().max(1), 0.0);
-    kernel::products(x.len(), a, x, out);
+    let (first, rest) = out.split_at_mut(known.len());
+    first.copy_from_slice(known);
+    kernel::products(x.len(), &a[known.len() * x.len()..], x, rest);
 }
 
 /// out += A x for the columns of A (each of `out`'s length)

@@ -24,6 +24,9 @@ pub struct Ball {
     pub rank: usize,
 }
 
+/// How many eigenvalues are looked at together.
+const BLOCK: usize = 16;
+
 impl Ball {
     /// Projects mirror eigenvalues in place and returns nu.
     pub fn project(&self, gamma: &mut [f64]) -> f64 {
@@ -90,8 +93,19 @@ impl Ball {
     /// Whether mirror eigenvalues, of which the largest is within reach, need no projection.
     fn is_inside(&self, gamma: &[f64], largest: f64) -> bool {
         // Far inside the largest alone tells, beyond any rounding of the sum.
-        gamma.len() as f64 * self.primal(largest) <= 0.999 * self.tau
-            || gamma.iter().map(|g| g.abs().sinh()).sum::<f64>() * self.beta <= self.tau
+        gamma.len() as f64 * self.primal(largest) <= 0.999 * self.tau || self.nuclear_norm(gamma) <= self.tau
+    }
+
+    /// Of the matrix that has these mirror eigenvalues.
+    fn nuclear_norm(&self, gamma: &[f64]) -> f64 {
+        let mut sum = 0.0;
+        for gamma in gamma.chunks(BLOCK) {
+            let mut block = [0.0; BLOCK];
+            block[..gamma.len()].copy_from_slice(gamma);
+            kernel::sinh(&mut block);
+            sum += block.iter().map(|x| x.abs()).sum::<f64>();
+        }
+        self.beta * sum
     }
 
     /// nu - z_max, for eigenvalues that are outside of the ball.

@@ -8,9 +8,13 @@
 //! as origin and the offset positive. Seen from there every root looks the same: its own pole at 0, the other
 //! neighbour at `span`, the offset in between and at most half way, and side * f growing from minus infinity. The last root has no
 //! neighbour above it: a pole of no weight, out of reach, takes its place.
+//!
+//! The lanes of a vector are neighbouring roots of one equation, or the same root of several equations, whichever takes
+//! fewer vectors: 17 roots of 8 equations are 17 vectors of 8 lanes side by side, and 24 one after the other.
 
 use pulp::{Arch, Simd, WithSimd};
 
+use super::aligned::Aligned;
 use super::kernel::LANES_MAX;
 
 const EPS: f64 = f64::EPSILON;
@@ -23,6 +27,18 @@ const EVALUATIONS_MAX: usize = 160;
 /// distances to both neighbours.
 const CLOSE: f64 = 1e-8;
 
+/// An equation: its poles, ascending and scaled so that the largest of them and of the roots is about 1, their weights,
+/// and its roots, once they are found.
+#[derive(Debug, Clone, Default)]
+pub struct Equation {
+    /// d_i
+    pub poles: Vec<f64>,
+    /// s_i
+    pub squares: Vec<f64>,
+    /// One for each pole.
+    pub roots: Places,
+}
+
 /// Where roots are; padded to whole vectors.
 #[derive(Debug, Clone, Default)]
 pub struct Places {
@@ -30,11 +46,6 @@ pub struct Places {
     origin: Vec<f64>,
     side: Vec<f64>,
     offset: Vec<f64>,
-    /// Neighbouring poles and their weights, while the roots are sought.
-    poles: Vec<f64>,
-    squares: Vec<f64>,
-    right: Vec<f64>,
-    right_square: Vec<f64>,
 }
 
 impl Places {
@@ -45,48 +56,48 @@ impl Places {
 
     /// Those of `other` at `kept`.
     pub fn pick(&mut self, other: &Self, kept: &[usize]) {
-        self.count = kept.len();
-        let padded = kept.len().next_multiple_of(LANES_MAX);
+        self.resize(kept.len());
         for (to, from) in
             [(&mut self.origin, &other.origin), (&mut self.side, &other.side), (&mut self.offset, &other.offset)]
         {
-            to.clear();
-            to.extend(kept.iter().map(|&j| from[j]));
-            let last = to.last().copied().unwrap_or(0.0);
-            to.resize(padded, last);
+            let (places, beyond) = to.split_at_mut(kept.len());
+            places.iter_mut().zip(kept).for_each(|(to, &j)| *to = from[j]);
+            beyond.fill(places.last().copied().unwrap_or(0.0));
         }
     }
 
-    /// Lays out neighbouring poles. What is beyond the last root repeats it.
-    fn start(&mut self, poles: &[f64], squares: &[f64], total: f64) {
-        let (n, padded) = (poles.len(), poles.len().next_multiple_of(LANES_MAX));
-        let (last, beyond) = (poles[n - 1], poles[n - 1] + 4.0 * total);
-        let fill = |to: &mut Vec<f64>, from: &[f64], rest: f64| {
-            to.clear();
-            to.extend_from_slice(from);
-            to.resize(padded, rest);
-        };
-        self.count = n;
-        fill(&mut self.origin, poles, last);
-        fill(&mut self.offset, squares, squares[n - 1]);
-        fill(&mut self.right, &poles[1..], beyond);
-        fill(&mut self.right_square, &squares[1..], 0.0);
-        fill(&mut self.side, &[], 1.0);
-        // Poles of no weight complete groups of poles.
-        fill(&mut self.poles, poles, beyond);
-        fill(&mut self.squares, squares, 0.0);
+    fn resize(&mut self, count: usize) {
+        self.count = count;
+        let padded = count.next_multiple_of(LANES_MAX);
+        for list in [&mut self.origin, &mut self.side, &mut self.offset] {
+            list.resize(padded, 0.0);
+        }
     }
 }
 
-/// Finds all roots. Poles are scaled so that the largest of them and of the roots is about 1.
-pub fn find(poles: &[f64], squares: &[f64], places: &mut Places) {
-    if poles.is_empty() {
-        places.count = 0;
-        return;
-    }
-    let total = squares.iter().sum();
-    places.start(poles, squares, total);
-    Arch::new().dispatch(Find { total, places });
+/// Finds the roots of some equations.
+pub fn find<E: AsMut<Equation>>(equations: &mut [E], layout: &mut Layout) {
+    Arch::new().dispatch(Find { equations, layout });
+}
+
+/// Poles and weights as the lanes of vectors: memory for the time of a search.
+#[derive(Debug, Clone, Default)]
+pub struct Layout {
+    /// One equation's, completed to whole groups by poles of no weight.
+    poles: Vec<f64>,
+    squares: Vec<f64>,
+    /// Of each of its roots the neighbours.
+    left: Vec<f64>,
+    left_square: Vec<f64>,
+    right: Vec<f64>,
+    right_square: Vec<f64>,
+    /// Number i of several equations in row i, and one row more than there are roots.
+    rows: Aligned,
+    square_rows: Aligned,
+    /// Of each of these the sum of weights and the number of poles.
+    total: Aligned,
+    count: Aligned,
+    found: Places,
 }
 
 /// The components for which the roots found are exact, up to a common factor and their signs.
@@ -111,9 +122,16 @@ struct Lanes<S: Simd> {
 
 impl<S: Simd> Lanes<S> {
     #[inline(always)]
-    fn at(places: &Places, block: usize) -> Self {
+    fn load(from: &Places, block: usize) -> Self {
         let load = |from: &[f64]| S::as_simd_f64s(from).0[block];
-        Self { origin: load(&places.origin), side: load(&places.side), offset: load(&places.offset) }
+        Self { origin: load(&from.origin), side: load(&from.side), offset: load(&from.offset) }
+    }
+
+    #[inline(always)]
+    fn store(self, to: &mut Places, block: usize) {
+        for (to, value) in [(&mut to.origin, self.origin), (&mut to.side, self.side), (&mut to.offset, self.offset)] {
+            S::as_mut_simd_f64s(to).0[block] = value;
+        }
     }
 
     /// d - x, without the cancellation.
@@ -124,8 +142,8 @@ impl<S: Simd> Lanes<S> {
 
     /// Inverses of four gaps, by one division.
     #[inline(always)]
-    fn inverses(self, simd: S, poles: &[f64; 4]) -> [S::f64s; 4] {
-        let [a, b, c, d] = poles.map(|pole| self.gap(simd, simd.splat_f64s(pole)));
+    fn inverses(self, simd: S, poles: [S::f64s; 4]) -> [S::f64s; 4] {
+        let [a, b, c, d] = poles.map(|pole| self.gap(simd, pole));
         let (ab, cd) = (simd.mul_f64s(a, b), simd.mul_f64s(c, d));
         let all = simd.div_f64s(simd.splat_f64s(1.0), simd.mul_f64s(ab, cd));
         let (one_ab, one_cd) = (simd.mul_f64s(all, cd), simd.mul_f64s(all, ab));
@@ -133,58 +151,303 @@ impl<S: Simd> Lanes<S> {
     }
 }
 
-struct Find<'a> {
-    total: f64,
-    places: &'a mut Places,
+struct Find<'a, E> {
+    equations: &'a mut [E],
+    layout: &'a mut Layout,
 }
 
-impl WithSimd for Find<'_> {
+impl<E: AsMut<Equation>> WithSimd for Find<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(mut self, simd: S) {
-        // Several vectors of roots at once: one alone would wait for its own last division most of the time.
-        let mut block = 0;
-        while block < self.places.count.div_ceil(S::F64_LANES) {
-            block += match self.places.count.div_ceil(S::F64_LANES) - block {
-                1 => self.search::<S, 1>(simd, block),
-                2 => self.search::<S, 2>(simd, block),
-                _ => self.search::<S, 3>(simd, block),
-            };
+    fn with_simd<S: Simd>(self, simd: S) {
+        for equations in self.equations.chunks_mut(S::F64_LANES) {
+            let mut counts = [0; LANES_MAX];
+            for (count, equation) in counts.iter_mut().zip(&mut *equations) {
+                *count = equation.as_mut().poles.len();
+                equation.as_mut().roots.resize(*count);
+            }
+            let most = counts.into_iter().max().unwrap_or(0);
+            if counts.into_iter().map(|count| count.div_ceil(S::F64_LANES)).sum::<usize>() > most {
+                side_by_side(simd, equations, counts, self.layout);
+            } else {
+                for equation in equations {
+                    one_alone(simd, equation.as_mut(), self.layout);
+                }
+            }
         }
     }
 }
 
-impl Find<'_> {
-    /// Finds the roots of B vectors, and returns B.
-    #[inline(always)]
-    fn search<S: Simd, const B: usize>(&mut self, simd: S, block: usize) -> usize {
-        let mut searches: [Search<S>; B] =
-            std::array::from_fn(|b| Search::start(simd, self.places, block + b, self.total));
-        for evaluation in 0..EVALUATIONS_MAX {
-            let mut done = true;
-            for search in &mut searches {
-                done &= search.advance(simd, self.places, evaluation);
-            }
-            if done {
-                break;
-            }
-        }
-        let Places { origin, side, offset, .. } = &mut *self.places;
-        for (b, Search { lanes, .. }) in searches.into_iter().enumerate() {
-            for (to, value) in [(&mut *origin, lanes.origin), (side, lanes.side), (offset, lanes.offset)] {
-                S::as_mut_simd_f64s(to).0[block + b] = value;
-            }
-        }
-        B
+/// Finds the roots of one equation: the lanes of a vector are neighbours.
+#[inline(always)]
+fn one_alone<S: Simd>(simd: S, equation: &mut Equation, layout: &mut Layout) {
+    let Equation { poles, squares, roots } = equation;
+    if poles.is_empty() {
+        return;
     }
+    let total = squares.iter().sum();
+    layout.lay_out(poles, squares, total);
+    let neighbours = Neighbours { layout, count: poles.len(), total };
+    search_all(simd, &neighbours, poles.len().div_ceil(S::F64_LANES), roots);
+}
+
+/// Finds the roots of several equations: the lanes of a vector are number j of each.
+#[inline(always)]
+fn side_by_side<S: Simd, E: AsMut<Equation>>(
+    simd: S,
+    equations: &mut [E],
+    counts: [usize; LANES_MAX],
+    layout: &mut Layout,
+) {
+    let most = counts.into_iter().max().unwrap_or(0);
+    layout.stand_by(equations, most, S::F64_LANES);
+    let Layout { rows, square_rows, total, count, found, .. } = layout;
+    let rows = SideBySide::<S> {
+        poles: S::as_simd_f64s(rows).0,
+        squares: S::as_simd_f64s(square_rows).0,
+        total: S::as_simd_f64s(total).0[0],
+        count: S::as_simd_f64s(count).0[0],
+    };
+    search_all(simd, &rows, most, found);
+    for (lane, equation) in equations.iter_mut().enumerate() {
+        let Places { count, origin, side, offset } = &mut equation.as_mut().roots;
+        for j in 0..*count {
+            let at = j * S::F64_LANES + lane;
+            (origin[j], side[j], offset[j]) = (found.origin[at], found.side[at], found.offset[at]);
+        }
+    }
+}
+
+/// A pole that no root comes near.
+fn beyond(poles: &[f64], total: f64) -> f64 {
+    poles.last().copied().unwrap_or(0.0) + 4.0 * total
+}
+
+impl Layout {
+    /// Lays out neighbouring poles of one equation. What is beyond the last root repeats it.
+    fn lay_out(&mut self, poles: &[f64], squares: &[f64], total: f64) {
+        let (n, padded) = (poles.len(), poles.len().next_multiple_of(LANES_MAX));
+        let beyond = beyond(poles, total);
+        let fill = |to: &mut Vec<f64>, from: &[f64], rest: f64| {
+            to.clear();
+            to.extend_from_slice(from);
+            to.resize(padded, rest);
+        };
+        fill(&mut self.left, poles, poles[n - 1]);
+        fill(&mut self.left_square, squares, squares[n - 1]);
+        fill(&mut self.right, &poles[1..], beyond);
+        fill(&mut self.right_square, &squares[1..], 0.0);
+        fill(&mut self.poles, poles, beyond);
+        fill(&mut self.squares, squares, 0.0);
+    }
+}
+
+impl Layout {
+    /// Lays out equations side by side. Below the last pole of one that has fewer than `most` there are poles of no weight.
+    fn stand_by<E: AsMut<Equation>>(&mut self, equations: &mut [E], most: usize, lanes: usize) {
+        for (list, len) in [
+            (&mut self.rows, (most + 1) * lanes),
+            (&mut self.square_rows, (most + 1) * lanes),
+            (&mut self.total, lanes),
+            (&mut self.count, lanes),
+        ] {
+            list.set_len(len);
+            list.fill(0.0);
+        }
+        self.found.resize(most * lanes);
+        for (lane, equation) in equations.iter_mut().enumerate() {
+            let Equation { poles, squares, .. } = equation.as_mut();
+            let total = squares.iter().sum::<f64>();
+            self.total[lane] = total;
+            self.count[lane] = poles.len() as f64;
+            let rest = (beyond(poles, total), 0.0);
+            let terms = poles.iter().copied().zip(squares.iter().copied()).chain(std::iter::repeat(rest));
+            for (i, (pole, square)) in terms.take(most + 1).enumerate() {
+                self.rows[i * lanes + lane] = pole;
+                self.square_rows[i * lanes + lane] = square;
+            }
+        }
+    }
+}
+
+/// The function in the lanes of vectors, of which number `at` is asked for.
+trait Function<S: Simd> {
+    /// The neighbours of its roots.
+    fn ends(&self, simd: S, at: usize) -> Ends<S>;
+
+    /// The terms at these places.
+    fn sums(&self, simd: S, at: usize, places: Lanes<S>) -> Sums<S>;
+
+    /// The sum of all weights.
+    fn total(&self, simd: S) -> S::f64s;
+
+    /// The number of poles.
+    fn count(&self, simd: S) -> S::f64s;
+}
+
+/// The poles below and above roots, and their weights.
+struct Ends<S: Simd> {
+    left: S::f64s,
+    left_square: S::f64s,
+    right: S::f64s,
+    right_square: S::f64s,
+    /// Lanes without a root.
+    idle: S::m64s,
+}
+
+/// Neighbouring roots of one equation.
+struct Neighbours<'a> {
+    layout: &'a Layout,
+    count: usize,
+    total: f64,
+}
+
+impl<S: Simd> Function<S> for Neighbours<'_> {
+    #[inline(always)]
+    fn ends(&self, simd: S, at: usize) -> Ends<S> {
+        let load = |from: &[f64]| S::as_simd_f64s(from).0[at];
+        let Layout { left, left_square, right, right_square, .. } = self.layout;
+        let left = load(left);
+        Ends {
+            left,
+            left_square: load(left_square),
+            right: load(right),
+            right_square: load(right_square),
+            idle: simd.less_than_f64s(left, left),
+        }
+    }
+
+    #[inline(always)]
+    fn sums(&self, simd: S, at: usize, places: Lanes<S>) -> Sums<S> {
+        let (zero, first) = (simd.splat_f64s(0.0), at * S::F64_LANES);
+        let (mut left, mut right) = ([zero; 2], [zero; 2]);
+        let groups = self.layout.poles.as_chunks::<4>().0.iter().zip(self.layout.squares.as_chunks::<4>().0);
+        for (i, (poles, squares)) in groups.take(self.count.div_ceil(4)).enumerate() {
+            let inverses = places.inverses(simd, poles.map(|pole| simd.splat_f64s(pole)));
+            let terms: [S::f64s; 4] = std::array::from_fn(|l| simd.mul_f64s(simd.splat_f64s(squares[l]), inverses[l]));
+            // Poles and roots are in order: most groups of poles are on one side of all roots of the vector.
+            if 4 * i + 3 <= first {
+                add(simd, &mut left, terms, inverses);
+            } else if 4 * i >= first + S::F64_LANES {
+                add(simd, &mut right, terms, inverses);
+            } else {
+                add(simd, &mut left, terms.map(|term| simd.min_f64s(term, zero)), inverses);
+                add(simd, &mut right, terms.map(|term| simd.max_f64s(term, zero)), inverses);
+            }
+        }
+        Sums::new(left, right)
+    }
+
+    #[inline(always)]
+    fn total(&self, simd: S) -> S::f64s {
+        simd.splat_f64s(self.total)
+    }
+
+    #[inline(always)]
+    fn count(&self, simd: S) -> S::f64s {
+        simd.splat_f64s(self.count as f64)
+    }
+}
+
+/// The same root of several equations.
+struct SideBySide<'a, S: Simd> {
+    /// A row more than there are roots.
+    poles: &'a [S::f64s],
+    squares: &'a [S::f64s],
+    total: S::f64s,
+    count: S::f64s,
+}
+
+impl<S: Simd> Function<S> for SideBySide<'_, S> {
+    #[inline(always)]
+    fn ends(&self, simd: S, at: usize) -> Ends<S> {
+        Ends {
+            left: self.poles[at],
+            left_square: self.squares[at],
+            right: self.poles[at + 1],
+            right_square: self.squares[at + 1],
+            idle: simd.less_than_or_equal_f64s(self.count, simd.splat_f64s(at as f64)),
+        }
+    }
+
+    #[inline(always)]
+    fn sums(&self, simd: S, at: usize, places: Lanes<S>) -> Sums<S> {
+        let zero = simd.splat_f64s(0.0);
+        let (mut left, mut right) = ([zero; 2], [zero; 2]);
+        let (poles, squares) = (&self.poles[..self.poles.len() - 1], &self.squares[..self.poles.len() - 1]);
+        let ((groups, rest), (square_groups, rest_squares)) = (poles.as_chunks::<4>(), squares.as_chunks::<4>());
+        for (i, (poles, squares)) in groups.iter().zip(square_groups).enumerate() {
+            let inverses = places.inverses(simd, *poles);
+            let terms: [S::f64s; 4] = std::array::from_fn(|l| simd.mul_f64s(squares[l], inverses[l]));
+            if 4 * i + 3 <= at {
+                add(simd, &mut left, terms, inverses);
+            } else if 4 * i > at {
+                add(simd, &mut right, terms, inverses);
+            } else {
+                for l in 0..4 {
+                    let side = if 4 * i + l <= at { &mut left } else { &mut right };
+                    add_one(simd, side, terms[l], inverses[l]);
+                }
+            }
+        }
+        for (l, (&pole, &square)) in rest.iter().zip(rest_squares).enumerate() {
+            let side = if 4 * groups.len() + l <= at { &mut left } else { &mut right };
+            let inverse = simd.div_f64s(simd.splat_f64s(1.0), places.gap(simd, pole));
+            add_one(simd, side, simd.mul_f64s(square, inverse), inverse);
+        }
+        Sums::new(left, right)
+    }
+
+    #[inline(always)]
+    fn total(&self, _: S) -> S::f64s {
+        self.total
+    }
+
+    #[inline(always)]
+    fn count(&self, _: S) -> S::f64s {
+        self.count
+    }
+}
+
+/// Finds the roots in so many vectors, several vectors at once: one alone would wait for its own last division most of the
+/// time.
+#[inline(always)]
+fn search_all<S: Simd, F: Function<S>>(simd: S, function: &F, vectors: usize, found: &mut Places) {
+    let mut at = 0;
+    while at < vectors {
+        at += match vectors - at {
+            1 => search::<S, F, 1>(simd, function, at, found),
+            2 => search::<S, F, 2>(simd, function, at, found),
+            _ => search::<S, F, 3>(simd, function, at, found),
+        };
+    }
+}
+
+/// Finds the roots of B vectors, and returns B.
+#[inline(always)]
+fn search<S: Simd, F: Function<S>, const B: usize>(simd: S, function: &F, at: usize, found: &mut Places) -> usize {
+    let mut searches: [Search<S>; B] = std::array::from_fn(|b| Search::start(simd, function, at + b));
+    for evaluation in 0..EVALUATIONS_MAX {
+        let mut done = true;
+        for search in &mut searches {
+            done &= search.advance(simd, function, evaluation);
+        }
+        if done {
+            break;
+        }
+    }
+    for search in searches {
+        search.places.store(found, search.at);
+    }
+    B
 }
 
 /// A search for as many roots as a vector has lanes.
 struct Search<S: Simd> {
-    /// Index of the first.
-    first: usize,
-    lanes: Lanes<S>,
+    /// Which vector it is.
+    at: usize,
+    places: Lanes<S>,
     /// From the origin to the other neighbour.
     span: S::f64s,
     low: S::f64s,
@@ -195,16 +458,13 @@ impl<S: Simd> Search<S> {
     /// Takes the nearer pole as origin and, as the first guess, the root of the two neighbours' terms with all others
     /// as they are half way.
     #[inline(always)]
-    fn start(simd: S, places: &Places, block: usize, total: f64) -> Self {
-        let load = |from: &[f64]| S::as_simd_f64s(from).0[block];
+    fn start(simd: S, function: &impl Function<S>, at: usize) -> Self {
         let (zero, one, two) = (simd.splat_f64s(0.0), simd.splat_f64s(1.0), simd.splat_f64s(2.0));
-        let (left, right) = (load(&places.origin), load(&places.right));
-        let (left_square, right_square) = (load(&places.offset), load(&places.right_square));
+        let Ends { left, left_square, right, right_square, idle } = function.ends(simd, at);
         let span = simd.sub_f64s(right, left);
         let half = simd.mul_f64s(simd.splat_f64s(0.5), span);
         let middle = Lanes { origin: left, side: one, offset: half };
-        let first = block * S::F64_LANES;
-        let value = Sums::at(simd, places, first, middle).value(simd, one);
+        let value = function.sums(simd, at, middle).value(simd, one);
 
         let is_left = simd.greater_than_or_equal_f64s(value, zero);
         let origin = simd.select_f64s(is_left, left, right);
@@ -218,23 +478,27 @@ impl<S: Simd> Search<S> {
         let guess = quadratic(simd, c, b, simd.mul_f64s(own, span));
 
         // Away from its pole by at least what the other terms, at their largest, leave to the pole's own.
-        let all = simd.add_f64s(half, simd.splat_f64s(total));
+        let all = simd.add_f64s(half, function.total(simd));
         let low = simd.div_f64s(simd.mul_f64s(own, half), simd.mul_f64s(two, all));
         let above = simd.greater_than_f64s(guess, low);
         let below = simd.less_than_or_equal_f64s(guess, half);
         let offset = simd.select_f64s(simd.and_m64s(above, below), guess, half);
-        Self { first, lanes: Lanes { origin, side, offset }, span, low, high: half }
+        // A bracket without room is done with at once.
+        let (low, high) = (simd.select_f64s(idle, one, low), simd.select_f64s(idle, one, half));
+        let offset = simd.select_f64s(idle, one, offset);
+        Self { at, places: Lanes { origin, side, offset }, span, low, high }
     }
 
     /// Evaluates, and moves to better guesses; true once there are none.
     #[inline(always)]
-    fn advance(&mut self, simd: S, places: &Places, evaluation: usize) -> bool {
-        let sums = Sums::at(simd, places, self.first, self.lanes).seen(simd, self.lanes.side);
-        let (value, offset) = (sums.value(simd, self.lanes.side), self.lanes.offset);
+    fn advance(&mut self, simd: S, function: &impl Function<S>, evaluation: usize) -> bool {
+        let sums = function.sums(simd, self.at, self.places).seen(simd, self.places.side);
+        let (value, offset) = (sums.value(simd, self.places.side), self.places.offset);
         let negative = simd.less_than_f64s(value, simd.splat_f64s(0.0));
         self.low = simd.select_f64s(negative, offset, self.low);
         self.high = simd.select_f64s(negative, self.high, offset);
-        let tolerance = simd.splat_f64s(EPS * (places.count + 8) as f64);
+        let terms = simd.add_f64s(function.count(simd), simd.splat_f64s(8.0));
+        let tolerance = simd.mul_f64s(simd.splat_f64s(EPS), terms);
         let small = simd.mul_f64s(tolerance, sums.magnitude(simd));
         let is_root = simd.less_than_or_equal_f64s(simd.abs_f64s(value), small);
         let width = simd.sub_f64s(self.high, self.low);
@@ -242,7 +506,7 @@ impl<S: Simd> Search<S> {
         let done = simd.or_m64s(is_root, simd.less_than_or_equal_f64s(width, narrow));
         let next = simd.add_f64s(offset, sums.step(simd, value, offset, self.span));
         let next = self.bracketed(simd, next, done, evaluation < STEPS_MAX);
-        self.lanes.offset = simd.select_f64s(done, offset, next);
+        self.places.offset = simd.select_f64s(done, offset, next);
         let step = simd.abs_f64s(simd.sub_f64s(next, offset));
         let is_close = simd.less_than_or_equal_f64s(step, simd.mul_f64s(simd.splat_f64s(CLOSE), offset));
         all(simd, simd.or_m64s(done, is_close))
@@ -273,24 +537,9 @@ struct Sums<S: Simd> {
 }
 
 impl<S: Simd> Sums<S> {
+    /// Of sums and slopes.
     #[inline(always)]
-    fn at(simd: S, places: &Places, first: usize, lanes: Lanes<S>) -> Self {
-        let zero = simd.splat_f64s(0.0);
-        let (mut left, mut right) = ([zero; 2], [zero; 2]);
-        let groups = places.poles.as_chunks::<4>().0.iter().zip(places.squares.as_chunks::<4>().0);
-        for (i, (poles, squares)) in groups.take(places.count.div_ceil(4)).enumerate() {
-            let inverses = lanes.inverses(simd, poles);
-            let terms: [S::f64s; 4] = std::array::from_fn(|l| simd.mul_f64s(simd.splat_f64s(squares[l]), inverses[l]));
-            // Poles and roots are in order: most groups of poles are on one side of all roots of the vector.
-            if 4 * i + 3 <= first {
-                add(simd, &mut left, terms, inverses);
-            } else if 4 * i >= first + S::F64_LANES {
-                add(simd, &mut right, terms, inverses);
-            } else {
-                add(simd, &mut left, terms.map(|term| simd.min_f64s(term, zero)), inverses);
-                add(simd, &mut right, terms.map(|term| simd.max_f64s(term, zero)), inverses);
-            }
-        }
+    fn new(left: [S::f64s; 2], right: [S::f64s; 2]) -> Self {
         Self { left: left[0], right: right[0], left_slope: left[1], right_slope: right[1] }
     }
 
@@ -357,6 +606,12 @@ fn add<S: Simd>(simd: S, [sum, slope]: &mut [S::f64s; 2], terms: [S::f64s; 4], i
 }
 
 #[inline(always)]
+fn add_one<S: Simd>(simd: S, [sum, slope]: &mut [S::f64s; 2], term: S::f64s, inverse: S::f64s) {
+    *sum = simd.add_f64s(*sum, term);
+    *slope = simd.mul_add_e_f64s(term, inverse, *slope);
+}
+
+#[inline(always)]
 fn all<S: Simd>(simd: S, mask: S::m64s) -> bool {
     simd.first_true_m64s(simd.not_m64s(mask)) >= S::F64_LANES
 }
@@ -413,7 +668,7 @@ impl WithSimd for Vectors<'_> {
         let lanes = S::F64_LANES;
         for block in 0..self.places.count.div_ceil(lanes) {
             let at = block * lanes;
-            let places = Lanes::<S>::at(self.places, block);
+            let places = Lanes::<S>::load(self.places, block);
             let mut norm = simd.splat_f64s(0.0);
             let mut entry = |inverse: S::f64s, refined: f64, row: usize| {
                 let x = simd.mul_f64s(simd.splat_f64s(refined), inverse);
@@ -422,7 +677,7 @@ impl WithSimd for Vectors<'_> {
             };
             let (fours, rest) = self.poles.as_chunks::<4>();
             for (i, poles) in fours.iter().enumerate() {
-                let inverses = places.inverses(simd, poles);
+                let inverses = places.inverses(simd, poles.map(|pole| simd.splat_f64s(pole)));
                 (0..4).for_each(|l| entry(inverses[l], self.refined[4 * i + l], self.rows[4 * i + l]));
             }
             for (l, &pole) in rest.iter().enumerate() {

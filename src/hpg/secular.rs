@@ -12,7 +12,7 @@
 
 use super::aligned::Aligned;
 use super::kernel::LANES_MAX;
-use super::roots::{self, Places};
+use super::roots::{self, Equation, Layout, Places};
 
 const EPS: f64 = f64::EPSILON;
 
@@ -30,12 +30,24 @@ pub struct Secular {
     /// Poles that the update moves, and those that it does not.
     active: Vec<usize>,
     idle: Vec<usize>,
-    active_poles: Vec<f64>,
-    squares: Vec<f64>,
-    places: Places,
-    kept_places: Places,
+    equation: Equation,
+    kept_roots: Places,
     refined: Vec<f64>,
     rows: Vec<usize>,
+    /// What the eigenvalues are multiplied with in the end.
+    scale: f64,
+}
+
+impl AsMut<Equation> for Secular {
+    fn as_mut(&mut self) -> &mut Equation {
+        &mut self.equation
+    }
+}
+
+/// Solves what was posed to each for its `values`.
+pub fn solve(all: &mut [Secular], layout: &mut Layout) {
+    roots::find(all, layout);
+    all.iter_mut().for_each(Secular::finish);
 }
 
 #[derive(Debug, Clone)]
@@ -47,8 +59,8 @@ struct Rotation {
 }
 
 impl Secular {
-    /// Solves for `values`.
-    pub fn solve(&mut self, d: &[f64], z: &[f64], a: f64) {
+    /// Takes up a problem.
+    pub fn pose(&mut self, d: &[f64], z: &[f64], a: f64) {
         debug_assert_eq!(d.len(), z.len());
         // A negative step is the same problem mirrored: -(diag(-d) + |a| z z').
         let sign = if a < 0.0 { -1.0 } else { 1.0 };
@@ -62,14 +74,18 @@ impl Secular {
         let (down, up) = powers_of_two(largest);
         self.poles.iter_mut().for_each(|d| *d *= down);
         self.deflate(a.abs() * down, norm, 8.0 * EPS * largest * down);
-        roots::find(&self.active_poles, &self.squares, &mut self.places);
-        roots::refine(&self.active_poles, &self.places, &mut self.refined);
+        self.scale = sign * up;
+    }
+
+    fn finish(&mut self) {
+        let Equation { poles, roots, .. } = &self.equation;
+        roots::refine(poles, roots, &mut self.refined);
         for (refined, &i) in self.refined.iter_mut().zip(&self.active) {
             *refined = refined.copysign(self.weights[i]);
         }
         self.values.clear();
-        self.values.extend((0..self.active.len()).map(|j| sign * up * self.places.value(j)));
-        self.values.extend(self.idle.iter().map(|&i| sign * up * self.poles[i]));
+        self.values.extend((0..self.active.len()).map(|j| self.scale * roots.value(j)));
+        self.values.extend(self.idle.iter().map(|&i| self.scale * self.poles[i]));
     }
 
     /// The columns of R for the eigenvalues `kept` (ascending), in row-major order: row i belongs to d_i. Returns the
@@ -81,10 +97,10 @@ impl Secular {
             rotation.fill(0.0);
         }
         let moved = kept.iter().take_while(|&&j| j < self.active.len()).count();
-        self.kept_places.pick(&self.places, &kept[..moved]);
+        self.kept_roots.pick(&self.equation.roots, &kept[..moved]);
         self.rows.clear();
         self.rows.extend(self.active.iter().map(|&i| self.order[i] * stride));
-        roots::vectors(&self.active_poles, &self.refined, &self.kept_places, &self.rows, rotation);
+        roots::vectors(&self.equation.poles, &self.refined, &self.kept_roots, &self.rows, rotation);
         for (column, &j) in kept.iter().enumerate().skip(moved) {
             let row = self.order[self.idle[j - self.active.len()]];
             rotation[row * stride + column] = 1.0;
@@ -103,15 +119,23 @@ impl Secular {
     /// By insertion: what comes is nearly sorted, one way or the other.
     fn sort(&mut self, d: &[f64], sign: f64) {
         let n = d.len();
-        self.order.clear();
-        self.poles.clear();
         let backwards = n > 2 && sign * d[0] > sign * d[n - 2];
-        for step in 0..n {
-            let i = if backwards && step + 1 < n { n - 2 - step } else { step };
-            let pole = sign * d[i];
-            let place = self.poles.iter().rposition(|&other| other <= pole).map_or(0, |before| before + 1);
-            self.poles.insert(place, pole);
-            self.order.insert(place, i);
+        let Self { order, poles, .. } = self;
+        order.clear();
+        order.extend(0..n);
+        if backwards {
+            order[..n - 1].reverse();
+        }
+        poles.clear();
+        poles.extend(order.iter().map(|&i| sign * d[i]));
+        for step in 1..n {
+            let (pole, i) = (poles[step], order[step]);
+            let mut place = step;
+            while place > 0 && poles[place - 1] > pole {
+                (poles[place], order[place]) = (poles[place - 1], order[place - 1]);
+                place -= 1;
+            }
+            (poles[place], order[place]) = (pole, i);
         }
     }
 
@@ -143,10 +167,11 @@ impl Secular {
             }
             self.active.push(j);
         }
-        self.active_poles.clear();
-        self.active_poles.extend(self.active.iter().map(|&i| self.poles[i]));
-        self.squares.clear();
-        self.squares.extend(self.active.iter().map(|&i| sigma * self.weights[i] * self.weights[i]));
+        let Equation { poles, squares, .. } = &mut self.equation;
+        poles.clear();
+        poles.extend(self.active.iter().map(|&i| self.poles[i]));
+        squares.clear();
+        squares.extend(self.active.iter().map(|&i| sigma * self.weights[i] * self.weights[i]));
     }
 }
 
@@ -165,11 +190,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Largest errors of R diag(x) R' = diag(d) + a z z' and of R'R = I, relative to the matrix.
-    fn errors(d: &[f64], z: &[f64], a: f64) -> (f64, f64) {
-        let n = d.len();
+    fn posed(d: &[f64], z: &[f64], a: f64) -> Secular {
         let mut secular = Secular::default();
-        secular.solve(d, z, a);
+        secular.pose(d, z, a);
+        secular
+    }
+
+    /// Largest errors of R diag(x) R' = diag(d) + a z z' and of R'R = I, relative to the matrix.
+    fn errors(secular: &mut Secular, d: &[f64], z: &[f64], a: f64) -> (f64, f64) {
+        let n = d.len();
         let (all, mut rotation): (Vec<usize>, _) = ((0..n).collect(), Aligned::default());
         let stride = secular.columns(&all, &mut rotation);
         let r = |i: usize, j: usize| rotation[i * stride + j];
@@ -189,10 +218,24 @@ mod tests {
         (residual, skew)
     }
 
+    /// Solves problems at once, and each of them alone.
+    fn check_all(problems: &[(Vec<f64>, Vec<f64>, f64)]) {
+        let pose = || problems.iter().map(|(d, z, a)| posed(d, z, *a));
+        let mut together: Vec<Secular> = pose().collect();
+        solve(&mut together, &mut Layout::default());
+        let mut alone: Vec<Secular> = pose().collect();
+        alone.iter_mut().for_each(|secular| solve(std::slice::from_mut(secular), &mut Layout::default()));
+        for ((together, alone), (d, z, a)) in together.iter_mut().zip(&mut alone).zip(problems) {
+            let bound = 1e-14 * (4 + d.len()) as f64;
+            for secular in [together, alone] {
+                let (residual, skew) = errors(secular, d, z, *a);
+                assert!(residual < bound && skew < bound, "{residual:e} {skew:e} for {d:?} {z:?} {a} of {problems:?}");
+            }
+        }
+    }
+
     fn check(d: &[f64], z: &[f64], a: f64) {
-        let (residual, skew) = errors(d, z, a);
-        let bound = 1e-14 * (4 + d.len()) as f64;
-        assert!(residual < bound && skew < bound, "{residual:e} {skew:e} for {d:?} {z:?} {a}");
+        check_all(&vec![(d.to_vec(), z.to_vec(), a); 9]);
     }
 
     #[test]
@@ -222,19 +265,23 @@ mod tests {
         (-1.0..1.0_f64, prop_oneof![3 => Just(0_i32), 1 => -18..0]).prop_map(|(x, power)| x * 10_f64.powi(power))
     }
 
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(4000))]
-        #[test]
-        fn decomposes_any_update(
-            (d, z) in (1..40_usize).prop_flat_map(|n| {
-                (prop::collection::vec(pole(), n), prop::collection::vec(component(), n))
-            }),
-            a in component(),
-            unit in any::<bool>(),
-        ) {
+    /// A diagonal, a vector that is of length 1 or not, and a step.
+    fn problem() -> impl Strategy<Value = (Vec<f64>, Vec<f64>, f64)> {
+        let size = prop_oneof![3 => 15..19_usize, 1 => 0..40_usize];
+        let vectors = size.prop_flat_map(|n| (prop::collection::vec(pole(), n), prop::collection::vec(component(), n)));
+        (vectors, component(), any::<bool>()).prop_map(|((d, z), a, unit)| {
             let norm = z.iter().map(|z| z * z).sum::<f64>().sqrt();
-            let z: Vec<f64> = if unit && norm > 0.0 { z.iter().map(|z| z / norm).collect() } else { z };
-            check(&d, &z, a);
+            let z = if unit && norm > 0.0 { z.iter().map(|z| z / norm).collect() } else { z };
+            (d, z, a)
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+        /// As many at once as fill the lanes of vectors, and a few more.
+        #[test]
+        fn decomposes_any_updates(problems in prop::collection::vec(problem(), 1..12)) {
+            check_all(&problems);
         }
     }
 }

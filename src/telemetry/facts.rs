@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::Timing;
 use crate::engine::{Applied, Side};
 use crate::event::Name;
+use crate::hpg::factored::FORESIGHT;
 use crate::router::Params;
 use crate::transport::{Letter, lock, now_ms};
 
@@ -19,10 +20,14 @@ const DEAD_MAX: usize = 20;
 /// Newest snapshots that are kept to be shown.
 const SNAPSHOTS_MAX: usize = 10;
 
+/// Events that what an update takes is averaged over.
+const AVERAGED: u32 = FORESIGHT as u32;
+
 /// What has happened since the process began.
 #[derive(Debug)]
 pub struct Facts {
-    /// What an event took that something was learned from.
+    /// What an event took that something was learned from, on average over a few: learners put examples off until there
+    /// are several.
     pub(super) update: Timing,
     /// Event time from queries to their rewards.
     pub(super) join: Timing,
@@ -38,6 +43,8 @@ pub(super) struct Log {
     pub snapshots: VecDeque<SnapshotNews>,
     /// Examples learned from, by space and model.
     pub examples: BTreeMap<String, Vec<u64>>,
+    /// Events that something was learned from and are not in the average yet, and what they took together.
+    pub untimed: (u32, Duration),
     pub published: BTreeMap<String, Arc<Published>>,
 }
 
@@ -149,8 +156,12 @@ impl Facts {
         if applied.is_empty() {
             return;
         }
-        self.update.observe(took);
         let mut log = lock(&self.log);
+        log.untimed = (log.untimed.0 + 1, log.untimed.1 + took);
+        if let (AVERAGED, together) = log.untimed {
+            (0..AVERAGED).for_each(|_| self.update.observe(together / AVERAGED));
+            log.untimed = (0, Duration::ZERO);
+        }
         for Applied { space, model, latency_ms, .. } in applied {
             if let Some(latency_ms) = latency_ms {
                 self.join.observe(Duration::from_millis(u64::try_from(*latency_ms).unwrap_or(0)));

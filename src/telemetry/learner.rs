@@ -402,7 +402,11 @@ impl Status {
             sheet.gauges("unread_bytes", "Bytes of log files that are not read yet", bytes);
         }
         let Facts { update, join, snapshot, .. } = &*self.facts;
-        sheet.seconds("update_duration", "Time of an event that something was learned from", update.clone());
+        sheet.seconds(
+            "update_duration",
+            "Time of an event that something was learned from, averaged over eight",
+            update.clone(),
+        );
         sheet.seconds("join_latency", "Event time from a query to its reward", join.clone());
         sheet.seconds("snapshot_duration", "Time to make a snapshot durable", snapshot.clone());
         if let Some(newest) = log.snapshots.front() {
@@ -614,7 +618,8 @@ mod tests {
         assert_eq!(traffic.iter().map(|(_, number)| number).sum::<f64>(), 2.0 * (MODELS_MAX + 15) as f64);
         assert_eq!(values(&metrics, "pointsman_learner_rank").len(), MODELS_MAX);
         let updates = values(&metrics, "pointsman_learner_update_duration_seconds_count");
-        assert_eq!(updates, [("pointsman_learner_update_duration_seconds_count", 2.0 * (MODELS_MAX + 15) as f64)]);
+        let averaged = 2 * (MODELS_MAX + 15) / 8 * 8;
+        assert_eq!(updates, [("pointsman_learner_update_duration_seconds_count", averaged as f64)]);
         assert!(
             metrics.contains("pointsman_learner_nuclear_norm{space=\"space-0000\",model=\"m-3\"} 4.0"),
             "{metrics}"
