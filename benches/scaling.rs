@@ -86,7 +86,7 @@ fn measure(machine: &Machine, at: usize, size: Size) -> Point {
         learn(&mut trainer, &examples, next, stretch)
     };
     let [time] = fastest(BUDGET, [&mut update]);
-    let limit = (size.batch == 1).then(|| machine.limit(size).total());
+    let limit = (size.batch == 1).then(|| machine.limits(size)[0].total());
     eprintln!("{size:?}: {:.1} us", 1e6 * time);
     Point { at, time, limit, bytes: None }
 }

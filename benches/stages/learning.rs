@@ -10,25 +10,27 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::support::machine::Limit;
-use crate::support::{Size, examples, fastest, learn, queries, trainer};
+use crate::support::{Size, examples, fastest, learn, queries, timed, trainer};
 use crate::{BUDGET, DIM, STRETCH, Stage, each};
 
 /// Of the queries that repeat, so many are different.
 const POOL: usize = 6;
 
 /// Scoring and updates, and the learner that they leave.
-pub fn learning(size: Size, limit: &Limit) -> (Vec<Stage>, Trainer) {
+pub fn learning(size: Size, [known, unknown]: &[Limit; 2]) -> (Vec<Stage>, Trainer) {
     let distinct = examples(queries(size.dim, 2000, 1), size.models);
     let repeated = examples(repeats(&queries(size.dim, 2000, 2)), size.models);
     let mut main = warm(size, Mode::Factored, &distinct);
     let mut explicit = warm(size, Mode::Explicit, &distinct);
     let mut repeating = warm(size, Mode::Factored, &repeated);
-    let [update, explicit_update, repeated_update] = fastest(
+    let mut watched = warm(size, Mode::Factored, &distinct);
+    let [update, explicit_update, repeated_update, single_update] = fastest(
         2 * BUDGET,
         [
             &mut stretches(&mut main, &distinct, STRETCH),
             &mut stretches(&mut explicit, &distinct, STRETCH / 8),
             &mut stretches(&mut repeating, &repeated, STRETCH),
+            &mut singles(&mut watched, &distinct),
         ],
     );
     // A dense decomposition costs the same whatever the rank reached, and takes most of a second: three will do.
@@ -37,9 +39,10 @@ pub fn learning(size: Size, limit: &Limit) -> (Vec<Stage>, Trainer) {
     let stage = |name, time, limit, alternatives| Stage { name, rank: Some(size.rank), time, limit, alternatives };
     let modes = vec![("explicit", explicit_update), ("exact", exact_update)];
     let stages = vec![
-        scoring(&main, size.rank, limit.score),
-        stage("update", update, Some(limit.total()), modes),
-        stage("update, 90% repeated", repeated_update, Some(limit.total()), vec![("no repeats", update)]),
+        scoring(&main, size.rank, unknown.score),
+        stage("update", update, Some(known.total()), modes),
+        stage("update, 90% repeated", repeated_update, Some(known.total()), vec![("no repeats", update)]),
+        stage("update, next unknown", single_update, Some(unknown.total()), vec![("next known", update)]),
     ];
     (stages, main)
 }
@@ -67,6 +70,20 @@ fn stretches<'a>(trainer: &'a mut Trainer, examples: &'a [Example], count: usize
     move || {
         at += count;
         learn(trainer, examples, at, count)
+    }
+}
+
+/// The same with a look after each example, so that none can be put off until the next is known.
+fn singles<'a>(trainer: &'a mut Trainer, examples: &'a [Example]) -> impl FnMut() -> f64 + 'a {
+    let mut at = 0;
+    move || {
+        let copies: Vec<Example> = examples.iter().cycle().skip(at % examples.len()).take(STRETCH).cloned().collect();
+        at += STRETCH;
+        let learn = |example| {
+            trainer.learn(example).expect("an example of this shape");
+            trainer.flush();
+        };
+        timed(|| copies.into_iter().for_each(learn)) / STRETCH as f64
     }
 }
 

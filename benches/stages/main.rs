@@ -45,11 +45,11 @@ fn main() {
     let mut limits = Vec::new();
     for rank in RANKS {
         let size = Size { dim: DIM, models: MODELS, rank, batch: 1 };
-        let limit = machine.limit(size);
-        let (learning, trainer) = learning::learning(size, &limit);
+        let of_rank = machine.limits(size);
+        let (learning, trainer) = learning::learning(size, &of_rank);
         stages.extend(learning);
         stages.extend(routing::routing(&trainer, rank, &machine));
-        limits.push((rank, limit));
+        limits.push((rank, of_rank));
     }
     stages.extend(events::decoding());
     stages.push(events::joining());

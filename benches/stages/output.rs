@@ -8,15 +8,22 @@ use serde_json::{Value, json};
 use crate::support::machine::{Limit, Machine};
 use crate::{DIM, MODELS, Stage};
 
-pub fn machine_table(machine: &Machine, limits: &[(usize, Limit)]) -> Table {
-    let headings = ["k", "GF/s", "divisions/s", "scores", "S'q", "compaction", "rotation", "secular", "roofline"];
-    let row = |(rank, limit): &(usize, Limit)| {
+pub fn machine_table(machine: &Machine, limits: &[(usize, [Limit; 2])]) -> Table {
+    let headings =
+        ["k", "GF/s", "divisions/s", "next", "scores", "S'q", "compaction", "rotation", "secular", "roofline"];
+    let row = |rank: usize, next: &str, limit: &Limit| {
         let parts = [limit.score, limit.recent, limit.compaction, limit.rotation, limit.secular, limit.total()];
         let rates = [rank.to_string(), format!("{:.0}", machine.flops / 1e9), format!("{:.1e}", machine.divisions)];
-        rates.into_iter().chain(parts.map(us)).collect()
+        rates.into_iter().chain([next.to_owned()]).chain(parts.map(us)).collect()
     };
-    let note = format!("d = {DIM}, M = {MODELS}, one core, f64: the least that the parts of an update can take here.");
-    Table { columns: headings.map(Column::right).to_vec(), rows: limits.iter().map(row).collect(), note: Some(note) }
+    let rows =
+        |(rank, [known, unknown]): &(usize, [Limit; 2])| [row(*rank, "known", known), row(*rank, "unknown", unknown)];
+    let note = format!(
+        "d = {DIM}, M = {MODELS}, one core, f64: the least that the parts of an update can take here, where the queries \
+         that come next are known and where they are not."
+    );
+    let rows = limits.iter().flat_map(rows).collect();
+    Table { columns: headings.map(Column::right).to_vec(), rows, note: Some(note) }
 }
 
 pub fn stage_table(stages: &[Stage]) -> Table {
@@ -54,7 +61,7 @@ fn ratio(x: f64) -> String {
     if x < 10.0 { format!("{x:.2}") } else { format!("{x:.0}") }
 }
 
-pub fn as_json(machine: &Machine, limits: &[(usize, Limit)], stages: &[Stage]) -> Value {
+pub fn as_json(machine: &Machine, limits: &[(usize, [Limit; 2])], stages: &[Stage]) -> Value {
     let stage = |stage: &Stage| {
         let alternatives: HashMap<&str, f64> = stage.alternatives.iter().copied().collect();
         json!({
@@ -62,7 +69,7 @@ pub fn as_json(machine: &Machine, limits: &[(usize, Limit)], stages: &[Stage]) -
             "alternatives_seconds": alternatives,
         })
     };
-    let limit = |(rank, limit): &(usize, Limit)| {
+    let limit = |(rank, [limit, _]): &(usize, [Limit; 2])| {
         json!({
             "rank": rank, "score": limit.score, "recent": limit.recent, "compaction": limit.compaction,
             "rotation": limit.rotation, "secular": limit.secular, "total": limit.total(),

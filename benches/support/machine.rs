@@ -6,13 +6,14 @@
 //!
 //! | part | flops | bytes |
 //! |---|---|---|
-//! | scores: U'q of all models | 2 M d k | 8 M d k |
-//! | S'q, with S half full | d R | 4 d R |
+//! | scores: U'q of all models | 2 M d k | 8 M d k, or 8 M d k / R |
+//! | S'q, with S half full | d R | 4 d R, or 4 d |
 //! | compaction U <- \[U \| S\] C, once in R updates | 2 M d (k + R) k / R | 16 M d k / R |
 //! | rotation of C, with S half full | 2 M (k + R / 2) k^2 | in the first cache |
 //! | secular equation of n = k + 1 poles | 4 M n^2 divisions | in the first cache |
 //!
-//! R is free: the limit takes the one with the least sum. The secular equation has n roots over n poles: two iterations
+//! Where it is known which queries come next, U and S need only be read once for all until the next compaction: that is what
+//! the second numbers are for. R is free: the limit takes the one with the least sum. The secular equation has n roots over n poles: two iterations
 //! is the fewest that reach the last bit from a good start, and the components and the vectors take one pass each. What
 //! is left out only makes the limit lower: softmax, projection, sorting, and everything that moves data about.
 
@@ -55,19 +56,22 @@ impl Machine {
         Self { flops, divisions: divisions() }
     }
 
-    /// The limit of an update of one example.
-    pub fn limit(&self, size: Size) -> Limit {
+    /// The limits of an update of one example, where the queries of the next ones are known and where they are not.
+    pub fn limits(&self, size: Size) -> [Limit; 2] {
         let bandwidth = bandwidth(8 * size.models * size.dim * size.rank);
-        let limits = (1..=8 * size.rank).map(|recent| self.limit_with(size, recent as f64, bandwidth));
-        limits.min_by(|a, b| a.total().total_cmp(&b.total())).expect("a rank of at least one")
+        [true, false].map(|known| {
+            let limits = (1..=8 * size.rank).map(|recent| self.limit_with(size, recent as f64, bandwidth, known));
+            limits.min_by(|a, b| a.total().total_cmp(&b.total())).expect("a rank of at least one")
+        })
     }
 
-    fn limit_with(&self, size: Size, recent: f64, bandwidth: f64) -> Limit {
+    fn limit_with(&self, size: Size, recent: f64, bandwidth: f64, known: bool) -> Limit {
         let [d, m, k] = [size.dim, size.models, size.rank].map(|x| x as f64);
         let part = |flops: f64, bytes: f64| (flops / self.flops).max(bytes / bandwidth);
+        let reads = if known { recent.recip() } else { 1.0 };
         Limit {
-            score: part(2.0 * m * d * k, 8.0 * m * d * k),
-            recent: part(d * recent, 4.0 * d * recent),
+            score: part(2.0 * m * d * k, 8.0 * m * d * k * reads),
+            recent: part(d * recent, 4.0 * d * recent * reads),
             compaction: part(2.0 * m * d * (k + recent) * k / recent, 16.0 * m * d * k / recent),
             rotation: part(2.0 * m * (k + recent / 2.0) * k * k, 0.0),
             secular: SECULAR_PASSES * m * (k + 1.0).powi(2) / self.divisions,

@@ -38,6 +38,16 @@ pub fn multiply(d: usize, a: (&[f64], usize), n: usize, b: Strided, add: bool, o
     }
 }
 
+/// out += A x for a symmetric A, of which `packed` is the lower triangle, column by column
+pub fn triangle_times(packed: &[f64], x: &[f64], out: &mut [f64]) {
+    Arch::new().dispatch(TriangleTimes { packed, x, out });
+}
+
+/// A += a x x' for a symmetric A, of which `packed` is the lower triangle, column by column
+pub fn triangle_add(a: f64, x: &[f64], packed: &mut [f64]) {
+    Arch::new().dispatch(TriangleAdd { a, x, packed });
+}
+
 /// The hyperbolic sine of each, to a few units in the last place; the same bits whatever the width of vectors.
 pub fn sinh(values: &mut [f64]) {
     if values.iter().all(|x| x.abs() <= SINH_MAX) {
@@ -296,6 +306,60 @@ fn store<S: Simd, const R: usize>(simd: S, to: &mut [f64], values: [S::f64s; R],
     }
 }
 
+struct TriangleTimes<'a> {
+    packed: &'a [f64],
+    x: &'a [f64],
+    out: &'a mut [f64],
+}
+
+impl WithSimd for TriangleTimes<'_> {
+    type Output = ();
+
+    /// An entry below the diagonal is read once for the two that it stands for.
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { mut packed, x, out } = self;
+        for j in 0..x.len() {
+            let (column, rest) = packed.split_at(x.len() - j);
+            packed = rest;
+            let (below, below_rest) = S::as_simd_f64s(&column[1..]);
+            let (x_below, x_rest) = S::as_simd_f64s(&x[j + 1..]);
+            let (out_below, out_rest) = S::as_mut_simd_f64s(&mut out[j + 1..]);
+            let factor = simd.splat_f64s(x[j]);
+            let mut sum = simd.splat_f64s(0.0);
+            for ((&a, &x), out) in below.iter().zip(x_below).zip(out_below) {
+                sum = simd.mul_add_e_f64s(a, x, sum);
+                *out = simd.mul_add_e_f64s(a, factor, *out);
+            }
+            let a = simd.partial_load_f64s(below_rest);
+            sum = simd.mul_add_e_f64s(a, simd.partial_load_f64s(x_rest), sum);
+            let end = simd.mul_add_e_f64s(a, factor, simd.partial_load_f64s(out_rest));
+            simd.partial_store_f64s(out_rest, end);
+            out[j] += column[0] * x[j] + simd.reduce_sum_f64s(sum);
+        }
+    }
+}
+
+struct TriangleAdd<'a> {
+    a: f64,
+    x: &'a [f64],
+    packed: &'a mut [f64],
+}
+
+impl WithSimd for TriangleAdd<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { a, x, mut packed } = self;
+        for j in 0..x.len() {
+            let (column, rest) = packed.split_at_mut(x.len() - j);
+            packed = rest;
+            add_columns(simd, &x[j..], &[a * x[j]], column);
+        }
+    }
+}
+
 struct Sinh<'a> {
     values: &'a mut [f64],
 }
@@ -382,6 +446,22 @@ mod tests {
             multiply(d, (&a, d), n, Strided { values: &b, row: r, column: 1 }, add, &mut out);
             let expected: Vec<f64> = (0..d * r).map(|at| entry(at % d, at / d)).collect();
             prop_assert!(close(&out, &expected));
+        }
+
+        #[test]
+        fn triangles_equal_squares(n in 0..40_usize) {
+            let packed = numbers(n * (n + 1) / 2, 1);
+            let at = |i: usize, j: usize| packed[i.min(j) * (2 * n + 1 - i.min(j)) / 2 + i.max(j) - i.min(j)];
+            let (x, mut out) = (numbers(n, 2), numbers(n, 3));
+            let expected: Vec<f64> = (0..n).map(|i| out[i] + (0..n).map(|j| at(i, j) * x[j]).sum::<f64>()).collect();
+            triangle_times(&packed, &x, &mut out);
+            prop_assert!(close(&out, &expected));
+
+            let mut added = packed.clone();
+            triangle_add(-0.7, &x, &mut added);
+            let places = (0..n).flat_map(|j| (j..n).map(move |i| (i, j)));
+            let expected: Vec<f64> = places.map(|(i, j)| at(i, j) - 0.7 * x[i] * x[j]).collect();
+            prop_assert!(close(&added, &expected));
         }
 
         /// Of any size, in lists of any length.

@@ -17,6 +17,9 @@ pub struct Repeats {
 /// Queries that are remembered, at most.
 const REMEMBERED: usize = 2048;
 
+/// How many components are taken into the digest at once.
+const COMPONENTS: usize = 64;
+
 /// How far one query moves the share.
 const STEP: f64 = 1.0 / 512.0;
 
@@ -30,7 +33,11 @@ impl Repeats {
     /// The next query.
     pub fn see(&mut self, query: &[f64]) {
         let mut hash = Xxh3::new();
-        query.iter().for_each(|x| hash.update(&x.to_le_bytes()));
+        for components in query.chunks(COMPONENTS) {
+            let mut bytes = [[0; size_of::<f64>()]; COMPONENTS];
+            bytes.iter_mut().zip(components).for_each(|(bytes, x)| *bytes = x.to_le_bytes());
+            hash.update(bytes[..components.len()].as_flattened());
+        }
         let digest = hash.digest();
         let place = &mut self.seen[(digest % REMEMBERED as u64) as usize];
         let met = f64::from(u8::from(*place == digest));

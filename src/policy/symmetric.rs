@@ -3,7 +3,8 @@
 use faer::{MatRef, Side};
 use serde::{Deserialize, Serialize};
 
-use crate::hpg::linalg::{axpy, compose, dot, symmetric_eigen};
+use crate::hpg::kernel::{triangle_add, triangle_times};
+use crate::hpg::linalg::{compose, dot, symmetric_eigen};
 use crate::hpg::spectra::Eigen;
 
 /// n x n, the lower triangle packed column by column.
@@ -45,9 +46,7 @@ impl Symmetric {
 
     /// += a x x'
     pub fn add(&mut self, a: f64, x: &[f64]) {
-        for (j, column) in self.columns_mut() {
-            axpy(a * x[j], &x[j..], column);
-        }
+        triangle_add(a, x, &mut self.packed);
     }
 
     /// *= a
@@ -63,10 +62,7 @@ impl Symmetric {
     /// A x
     pub fn times(&self, x: &[f64]) -> Vec<f64> {
         let mut product = vec![0.0; self.n];
-        for (j, column) in self.columns() {
-            product[j] += dot(column, &x[j..]);
-            axpy(x[j], &column[1..], &mut product[j + 1..]);
-        }
+        triangle_times(&self.packed, x, &mut product);
         product
     }
 
