@@ -5,6 +5,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use pointsman::cli::{Cli, Failure};
 
+/// Events are made by one thread and done with by another, and with the system's allocator these wait for each other.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     match Cli::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
