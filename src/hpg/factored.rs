@@ -151,6 +151,13 @@ struct Parts {
     recent: Vec<f64>,
 }
 
+/// The query of a step, and S as it is before it.
+#[derive(Debug, Clone, Copy)]
+struct Seen<'a> {
+    query: &'a [f64],
+    recent: &'a [f64],
+}
+
 /// Where the part of the query outside of V comes from, and how long that part is.
 #[derive(Debug, Clone, Copy)]
 enum Outside {
@@ -298,12 +305,13 @@ impl Factored {
     fn step_one(&mut self, step: &Step, gradient: &Gradient) {
         let query = gradient.query;
         self.prepare(query);
+        let seen = Seen { query, recent: &self.recent };
         let Work { coordinates, outsides, problems, layout, desk, .. } = &mut *self.work;
         outsides.resize(self.models.len(), None);
         problems.resize_with(self.models.len(), Secular::default);
         for (m, (factor, &c)) in self.models.iter_mut().zip(gradient.coefficients).enumerate() {
             let (coordinates, problem) = (&mut coordinates[m], &mut problems[m]);
-            outsides[m] = factor.pose(step, &self.recent, query, step.rate * c, coordinates, problem, desk);
+            outsides[m] = factor.pose(step, step.rate * c, seen, coordinates, problem, desk);
         }
         secular::solve(problems, layout);
         let recent = self.recent.len() / query.len();
@@ -433,9 +441,8 @@ impl Factor {
     fn pose(
         &mut self,
         step: &Step,
-        recent: &[f64],
-        query: &[f64],
         a: f64,
+        seen: Seen,
         coordinates: &mut [f64],
         problem: &mut Secular,
         desk: &mut Desk,
@@ -450,7 +457,7 @@ impl Factor {
             self.base.clear();
             self.compactions = self.compactions.wrapping_add(1);
         }
-        let outside = self.outside(step.ball, recent, query, coordinates, desk);
+        let outside = self.outside(step.ball, seen, coordinates, desk);
         desk.components.extend_from_slice(coordinates);
         desk.poles.extend(self.gamma.iter().map(|gamma| step.shrink * gamma));
         if let Outside::Recent { rho } | Outside::Own { rho } = outside {
@@ -479,15 +486,8 @@ impl Factor {
         ball.primals(&self.gamma, &mut self.lambda);
     }
 
-    fn outside(
-        &mut self,
-        ball: &Ball,
-        recent: &[f64],
-        query: &[f64],
-        coordinates: &mut [f64],
-        desk: &mut Desk,
-    ) -> Outside {
-        if self.gamma.len() == query.len() {
+    fn outside(&mut self, ball: &Ball, seen: Seen, coordinates: &mut [f64], desk: &mut Desk) -> Outside {
+        if self.gamma.len() == seen.query.len() {
             return Outside::Nothing;
         }
         self.parts(coordinates, &mut desk.parts);
@@ -496,19 +496,13 @@ impl Factor {
         if size <= COEFFICIENTS_MAX * residual {
             return Outside::Recent { rho: residual.sqrt() };
         }
-        self.own_direction(ball, recent, query, coordinates, desk)
+        self.own_direction(ball, seen, coordinates, desk)
     }
 
     /// Makes the query's direction outside of V, adds it to U, and corrects the coordinates by what the second
     /// orthogonalisation found.
-    fn own_direction(
-        &mut self,
-        ball: &Ball,
-        recent: &[f64],
-        query: &[f64],
-        coordinates: &mut [f64],
-        desk: &mut Desk,
-    ) -> Outside {
+    fn own_direction(&mut self, ball: &Ball, seen: Seen, coordinates: &mut [f64], desk: &mut Desk) -> Outside {
+        let Seen { query, recent } = seen;
         let dim = query.len();
         if self.base.len() >= (ball.rank + OWN_MAX) * dim {
             self.compact(recent, dim, &mut desk.spare);
