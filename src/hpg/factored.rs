@@ -63,13 +63,19 @@ const POLISH_EVERY: u32 = 32;
 const ROWS_MAX: f64 = 1e9;
 
 /// The parameters of all models.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Factored {
     /// S, one query after the other.
     recent: Aligned,
     models: Vec<Factor>,
     #[serde(skip)]
     work: Box<Work>,
+}
+
+impl Clone for Factored {
+    fn clone(&self) -> Self {
+        Self { recent: self.recent.clone(), models: self.models.clone(), work: Box::default() }
+    }
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -88,7 +94,7 @@ struct Factor {
 }
 
 /// Memory that a step needs and no state: one for all models.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 struct Work {
     expected: Expected,
     /// The query that was looked at, if nothing has changed since.
@@ -105,7 +111,7 @@ struct Work {
 }
 
 /// Memory for what is done model by model.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 struct Desk {
     /// C p, then the span's part of a direction.
     parts: Parts,
@@ -123,7 +129,7 @@ struct Desk {
 }
 
 /// Queries that come next, and what is known of them.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 struct Expected {
     /// One query after the other.
     queries: Aligned,
@@ -138,14 +144,14 @@ struct Expected {
 }
 
 /// A'q of several queries, for the columns that A had.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 struct Products {
     values: Vec<f64>,
     columns: usize,
 }
 
 /// Coefficients of a vector over the columns of U and of S.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 struct Parts {
     base: Vec<f64>,
     recent: Vec<f64>,
@@ -345,7 +351,13 @@ impl Factored {
                 Factor { gamma, lambda, base: Aligned::from(&vectors[..]), compactions, growth, ..Factor::default() };
             factor.settle(dim, 0, &mut self.work.desk.spare);
         }
+        self.empty_recent();
+    }
+
+    /// S has been multiplied out, and with it products are of the past.
+    fn empty_recent(&mut self) {
         self.recent.clear();
+        self.work.expected.known = 0..0;
     }
 
     fn compact(&mut self, dim: usize) {
@@ -353,7 +365,7 @@ impl Factored {
             factor.compact(&self.recent, dim, &mut self.work.desk.spare);
             factor.recent_rows.clear();
         }
-        self.recent.clear();
+        self.empty_recent();
     }
 }
 

@@ -270,6 +270,49 @@ fn check_put_off(config: &LearnerConfig, shape: Shape, stream: Stream) {
     assert_eq!(watched.save(), alone.save(), "{config:?} {stream:?}");
 }
 
+/// Steps that come as was said, or otherwise: others in between, some left out, several in one batch.
+#[test]
+fn what_is_expected_changes_nothing() {
+    let shapes = [shape(8, 3, 8, 1), shape(24, 9, 6, 1), shape(40, 2, 5, 1)];
+    for (shape, stream, setting) in crossed(&shapes, &SETTINGS) {
+        let ball = Ball { tau: setting.tau, beta: setting.beta, rank: shape.rank };
+        let step = Step { ball: &ball, rate: setting.eta, shrink: shrink(setting.half_life, 1) };
+        let (mut told, mut alone) = (Factored::new(shape.models), Factored::new(shape.models));
+        let mut world = World::new(shape, stream);
+        let mut random = ChaCha8Rng::seed_from_u64(3);
+        for t in 0..sized(60, 600) {
+            let coming: Vec<(Query, Vec<f64>)> = (0..random.random_range(1..12))
+                .map(|_| (world.turn().query, normals(&mut random, shape.models)))
+                .collect();
+            told.expect(coming.iter().map(|(query, _)| query.as_slice()));
+            let mut left = &coming[..];
+            while !left.is_empty() {
+                let kind = random.random::<f64>();
+                let count = if kind < 0.05 { left.len().min(3) } else { 1 };
+                let (now, rest) = left.split_at(count);
+                left = rest;
+                if kind > 0.97 {
+                    continue;
+                }
+                let other = world.turn().query;
+                let gradient = |(query, c): &'_ (Query, Vec<f64>)| (query.as_slice().to_vec(), c.clone());
+                let mut batch: Vec<(Vec<f64>, Vec<f64>)> = now.iter().map(gradient).collect();
+                if kind > 0.94 {
+                    batch[0].0 = other.as_slice().to_vec();
+                }
+                let gradients: Vec<Gradient> =
+                    batch.iter().map(|(query, coefficients)| Gradient { query, coefficients }).collect();
+                if count == 1 && kind < 0.5 {
+                    told.look(gradients[0].query, &mut vec![0.0; shape.models]);
+                }
+                told.step(&step, &gradients);
+                alone.step(&step, &gradients);
+            }
+            assert_eq!(told.eigens(shape.dim), alone.eigens(shape.dim), "{shape:?} {stream:?} {setting:?} at {t}");
+        }
+    }
+}
+
 fn pending(turns: &[Turn], config: &LearnerConfig) -> u64 {
     (turns.len() % config.batch.unwrap_or(1)) as u64
 }
