@@ -19,6 +19,7 @@ pub mod aligned;
 pub mod coin;
 pub mod directions;
 pub mod drift;
+pub mod eigenvectors;
 pub mod factored;
 pub mod gradient;
 pub mod kernel;

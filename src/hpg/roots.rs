@@ -1,4 +1,4 @@
-//! The roots of the secular equation and the eigenvectors that belong to them, many at a time.
+//! The roots of the secular equation, many at a time.
 //!
 //! ```text
 //! f(x) = 1 + sum_i s_i / (d_i - x)        n poles d_i ascending, s_i > 0, one root above each pole
@@ -42,10 +42,10 @@ pub struct Equation {
 /// Where roots are; padded to whole vectors.
 #[derive(Debug, Clone, Default)]
 pub struct Places {
-    count: usize,
-    origin: Vec<f64>,
-    side: Vec<f64>,
-    offset: Vec<f64>,
+    pub(super) count: usize,
+    pub(super) origin: Vec<f64>,
+    pub(super) side: Vec<f64>,
+    pub(super) offset: Vec<f64>,
 }
 
 impl Places {
@@ -100,29 +100,17 @@ pub struct Layout {
     found: Places,
 }
 
-/// The components for which the roots found are exact, up to a common factor and their signs.
-pub fn refine(poles: &[f64], places: &Places, refined: &mut Vec<f64>) {
-    refined.clear();
-    refined.resize(poles.len(), 0.0);
-    Arch::new().dispatch(Refine { poles, places, refined });
-}
-
-/// The eigenvectors of the roots at `places`: the entry of pole i and root j is put at `rows[i]` + j.
-pub fn vectors(poles: &[f64], refined: &[f64], places: &Places, rows: &[usize], out: &mut [f64]) {
-    Arch::new().dispatch(Vectors { poles, refined, places, rows, out });
-}
-
 /// As many roots as a vector has lanes.
 #[derive(Clone, Copy)]
-struct Lanes<S: Simd> {
-    origin: S::f64s,
-    side: S::f64s,
-    offset: S::f64s,
+pub(super) struct Lanes<S: Simd> {
+    pub(super) origin: S::f64s,
+    pub(super) side: S::f64s,
+    pub(super) offset: S::f64s,
 }
 
 impl<S: Simd> Lanes<S> {
     #[inline(always)]
-    fn load(from: &Places, block: usize) -> Self {
+    pub(super) fn load(from: &Places, block: usize) -> Self {
         let load = |from: &[f64]| S::as_simd_f64s(from).0[block];
         Self { origin: load(&from.origin), side: load(&from.side), offset: load(&from.offset) }
     }
@@ -136,13 +124,13 @@ impl<S: Simd> Lanes<S> {
 
     /// d - x, without the cancellation.
     #[inline(always)]
-    fn gap(self, simd: S, pole: S::f64s) -> S::f64s {
+    pub(super) fn gap(self, simd: S, pole: S::f64s) -> S::f64s {
         simd.negate_mul_add_e_f64s(self.side, self.offset, simd.sub_f64s(pole, self.origin))
     }
 
     /// Inverses of four gaps, by one division.
     #[inline(always)]
-    fn inverses(self, simd: S, poles: [S::f64s; 4]) -> [S::f64s; 4] {
+    pub(super) fn inverses(self, simd: S, poles: [S::f64s; 4]) -> [S::f64s; 4] {
         let [a, b, c, d] = poles.map(|pole| self.gap(simd, pole));
         let (ab, cd) = (simd.mul_f64s(a, b), simd.mul_f64s(c, d));
         let all = simd.div_f64s(simd.splat_f64s(1.0), simd.mul_f64s(ab, cd));
@@ -244,7 +232,7 @@ impl Layout {
 }
 
 impl Layout {
-    /// Lays out equations side by side. Below the last pole of one that has fewer than `most` there are poles of no weight.
+    /// Lays out equations side by side. One that has fewer than `most` poles is filled up with some of no weight.
     fn stand_by<E: AsMut<Equation>>(&mut self, equations: &mut [E], most: usize, lanes: usize) {
         for (list, len) in [
             (&mut self.rows, (most + 1) * lanes),
@@ -614,85 +602,4 @@ fn add_one<S: Simd>(simd: S, [sum, slope]: &mut [S::f64s; 2], term: S::f64s, inv
 #[inline(always)]
 fn all<S: Simd>(simd: S, mask: S::m64s) -> bool {
     simd.first_true_m64s(simd.not_m64s(mask)) >= S::F64_LANES
-}
-
-struct Refine<'a> {
-    poles: &'a [f64],
-    places: &'a Places,
-    refined: &'a mut [f64],
-}
-
-impl WithSimd for Refine<'_> {
-    type Output = ();
-
-    /// Here a lane is a pole: |product over j of (d_i - x_j) / (d_i - d_j)|, without the pole itself below.
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let one = simd.splat_f64s(1.0);
-        for (poles, refined) in self.poles.chunks(S::F64_LANES).zip(self.refined.chunks_mut(S::F64_LANES)) {
-            let d = simd.partial_load_f64s(poles);
-            let mut product = one;
-            // A few factors at a time stay in range, however small some are.
-            for start in (0..self.poles.len()).step_by(FACTORS) {
-                let (mut above, mut below) = (one, one);
-                for j in start..(start + FACTORS).min(self.poles.len()) {
-                    let Places { origin, side, offset, .. } = self.places;
-                    let [origin, side, offset] = [origin[j], side[j], offset[j]].map(|x| simd.splat_f64s(x));
-                    above = simd.mul_f64s(above, Lanes { origin, side, offset }.gap(simd, d));
-                    let other = simd.splat_f64s(self.poles[j]);
-                    let factor = simd.sub_f64s(d, other);
-                    below = simd.mul_f64s(below, simd.select_f64s(simd.equal_f64s(d, other), one, factor));
-                }
-                product = simd.mul_f64s(product, simd.div_f64s(above, below));
-            }
-            simd.partial_store_f64s(refined, simd.sqrt_f64s(simd.abs_f64s(product)));
-        }
-    }
-}
-
-const FACTORS: usize = 8;
-
-struct Vectors<'a> {
-    poles: &'a [f64],
-    refined: &'a [f64],
-    places: &'a Places,
-    rows: &'a [usize],
-    out: &'a mut [f64],
-}
-
-impl WithSimd for Vectors<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let lanes = S::F64_LANES;
-        for block in 0..self.places.count.div_ceil(lanes) {
-            let at = block * lanes;
-            let places = Lanes::<S>::load(self.places, block);
-            let mut norm = simd.splat_f64s(0.0);
-            let mut entry = |inverse: S::f64s, refined: f64, row: usize| {
-                let x = simd.mul_f64s(simd.splat_f64s(refined), inverse);
-                norm = simd.mul_add_e_f64s(x, x, norm);
-                S::as_mut_simd_f64s(&mut self.out[row + at..row + at + lanes]).0[0] = x;
-            };
-            let (fours, rest) = self.poles.as_chunks::<4>();
-            for (i, poles) in fours.iter().enumerate() {
-                let inverses = places.inverses(simd, poles.map(|pole| simd.splat_f64s(pole)));
-                (0..4).for_each(|l| entry(inverses[l], self.refined[4 * i + l], self.rows[4 * i + l]));
-            }
-            for (l, &pole) in rest.iter().enumerate() {
-                let i = 4 * fours.len() + l;
-                let gap = places.gap(simd, simd.splat_f64s(pole));
-                entry(simd.div_f64s(simd.splat_f64s(1.0), gap), self.refined[i], self.rows[i]);
-            }
-            // Lanes beyond the last root are none.
-            let real = [1.0; LANES_MAX];
-            let real = simd.partial_load_f64s(&real[..lanes.min(self.places.count - at)]);
-            let scale = simd.div_f64s(real, simd.sqrt_f64s(norm));
-            for &row in self.rows {
-                let x = &mut S::as_mut_simd_f64s(&mut self.out[row + at..row + at + lanes]).0[0];
-                *x = simd.mul_f64s(*x, scale);
-            }
-        }
-    }
 }

@@ -11,6 +11,7 @@
 //! rounding however close the roots are. The roots themselves are found many at a time: see [`roots`].
 
 use super::aligned::Aligned;
+use super::eigenvectors;
 use super::kernel::LANES_MAX;
 use super::roots::{self, Equation, Layout, Places};
 
@@ -79,7 +80,7 @@ impl Secular {
 
     fn finish(&mut self) {
         let Equation { poles, roots, .. } = &self.equation;
-        roots::refine(poles, roots, &mut self.refined);
+        eigenvectors::refine(poles, roots, &mut self.refined);
         for (refined, &i) in self.refined.iter_mut().zip(&self.active) {
             *refined = refined.copysign(self.weights[i]);
         }
@@ -100,7 +101,7 @@ impl Secular {
         self.kept_roots.pick(&self.equation.roots, &kept[..moved]);
         self.rows.clear();
         self.rows.extend(self.active.iter().map(|&i| self.order[i] * stride));
-        roots::vectors(&self.equation.poles, &self.refined, &self.kept_roots, &self.rows, rotation);
+        eigenvectors::vectors(&self.equation.poles, &self.refined, &self.kept_roots, &self.rows, rotation);
         for (column, &j) in kept.iter().enumerate().skip(moved) {
             let row = self.order[self.idle[j - self.active.len()]];
             rotation[row * stride + column] = 1.0;
