@@ -175,7 +175,7 @@ fn one_alone<S: Simd>(simd: S, equation: &mut Equation, layout: &mut Layout) {
         return;
     }
     let total = squares.iter().sum();
-    layout.lay_out(poles, squares, total);
+    layout.of_one(poles, squares, total);
     let neighbours = Neighbours { layout, count: poles.len(), total };
     search_all(simd, &neighbours, poles.len().div_ceil(S::F64_LANES), roots);
 }
@@ -189,7 +189,7 @@ fn side_by_side<S: Simd, E: AsMut<Equation>>(
     layout: &mut Layout,
 ) {
     let most = counts.into_iter().max().unwrap_or(0);
-    layout.stand_by(equations, most, S::F64_LANES);
+    layout.of_several(equations, most, S::F64_LANES);
     let Layout { rows, square_rows, total, count, found, .. } = layout;
     let rows = SideBySide::<S> {
         poles: S::as_simd_f64s(rows).0,
@@ -214,7 +214,7 @@ fn beyond(poles: &[f64], total: f64) -> f64 {
 
 impl Layout {
     /// Lays out neighbouring poles of one equation. What is beyond the last root repeats it.
-    fn lay_out(&mut self, poles: &[f64], squares: &[f64], total: f64) {
+    fn of_one(&mut self, poles: &[f64], squares: &[f64], total: f64) {
         let (n, padded) = (poles.len(), poles.len().next_multiple_of(LANES_MAX));
         let beyond = beyond(poles, total);
         let fill = |to: &mut Vec<f64>, from: &[f64], rest: f64| {
@@ -229,11 +229,9 @@ impl Layout {
         fill(&mut self.poles, poles, beyond);
         fill(&mut self.squares, squares, 0.0);
     }
-}
 
-impl Layout {
     /// Lays out equations side by side. One that has fewer than `most` poles is filled up with some of no weight.
-    fn stand_by<E: AsMut<Equation>>(&mut self, equations: &mut [E], most: usize, lanes: usize) {
+    fn of_several<E: AsMut<Equation>>(&mut self, equations: &mut [E], most: usize, lanes: usize) {
         for (list, len) in [
             (&mut self.rows, (most + 1) * lanes),
             (&mut self.square_rows, (most + 1) * lanes),
@@ -602,4 +600,50 @@ fn add_one<S: Simd>(simd: S, [sum, slope]: &mut [S::f64s; 2], term: S::f64s, inv
 #[inline(always)]
 fn all<S: Simd>(simd: S, mask: S::m64s) -> bool {
     simd.first_true_m64s(simd.not_m64s(mask)) >= S::F64_LANES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl AsMut<Self> for Equation {
+        fn as_mut(&mut self) -> &mut Self {
+            self
+        }
+    }
+
+    /// Other processors have other vectors, in which the same equations stand otherwise.
+    #[test]
+    fn roots_are_the_same_in_vectors_of_any_width() {
+        let number = |salt: usize| ((salt * 7919) % 1009) as f64 / 1009.0;
+        for (poles, count) in [(17, 8), (17, 3), (16, 8), (5, 11), (33, 9), (1, 2)] {
+            let equation = |e: usize| Equation {
+                // Some have fewer.
+                poles: (0..poles - e % 3 * poles / 9).map(|i| (i as f64 + 0.9 * number(100 * e + i)) / 40.0).collect(),
+                squares: (0..poles - e % 3 * poles / 9).map(|i| 0.02 * number(100 * e + i + 7) + 1e-9).collect(),
+                roots: Places::default(),
+            };
+            let posed = || (0..count).map(equation).collect::<Vec<Equation>>();
+            let (mut widest, mut single) = (posed(), posed());
+            find(&mut widest, &mut Layout::default());
+            pulp::Scalar.vectorize(Find { equations: &mut single, layout: &mut Layout::default() });
+            check_same(&widest, &single);
+            #[cfg(target_arch = "x86_64")]
+            if let Some(simd) = pulp::x86::V3::try_new() {
+                let mut fours = posed();
+                Simd::vectorize(simd, Find { equations: &mut fours, layout: &mut Layout::default() });
+                check_same(&fours, &single);
+            }
+        }
+    }
+
+    fn check_same(found: &[Equation], expected: &[Equation]) {
+        for (found, expected) in found.iter().zip(expected) {
+            for j in 0..expected.poles.len() {
+                let (x, y) = (found.roots.value(j), expected.roots.value(j));
+                assert!((x - y).abs() < 1e-15 * (1.0 + y.abs()), "{j}: {x} {y} of {expected:?}");
+                assert!(x > expected.poles[j] && expected.poles.get(j + 1).is_none_or(|above| x < *above));
+            }
+        }
+    }
 }
