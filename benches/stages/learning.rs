@@ -10,7 +10,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::support::machine::Limit;
-use crate::support::{Size, examples, fastest, learn, queries, timed, trainer};
+use crate::support::{Size, examples, fastest, learn, learn_and, queries, trainer};
 use crate::{BUDGET, DIM, STRETCH, Stage, each};
 
 /// Of the queries that repeat, so many are different.
@@ -77,13 +77,8 @@ fn stretches<'a>(trainer: &'a mut Trainer, examples: &'a [Example], count: usize
 fn singles<'a>(trainer: &'a mut Trainer, examples: &'a [Example]) -> impl FnMut() -> f64 + 'a {
     let mut at = 0;
     move || {
-        let copies: Vec<Example> = examples.iter().cycle().skip(at % examples.len()).take(STRETCH).cloned().collect();
         at += STRETCH;
-        let learn = |example| {
-            trainer.learn(example).expect("an example of this shape");
-            trainer.flush();
-        };
-        timed(|| copies.into_iter().for_each(learn)) / STRETCH as f64
+        learn_and(trainer, examples, at, STRETCH, Trainer::flush)
     }
 }
 

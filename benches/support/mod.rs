@@ -48,8 +48,22 @@ pub fn examples(queries: impl IntoIterator<Item = Query>, models: usize) -> Vec<
 
 /// Learns from copies of so many of the examples, from number `at` on and round again; returns the seconds of one.
 pub fn learn(trainer: &mut Trainer, examples: &[Example], at: usize, count: usize) -> f64 {
+    learn_and(trainer, examples, at, count, |_| {})
+}
+
+/// The same, with something done after each.
+pub fn learn_and(
+    trainer: &mut Trainer,
+    examples: &[Example],
+    at: usize,
+    count: usize,
+    then: impl Fn(&mut Trainer),
+) -> f64 {
     let copies: Vec<Example> = examples.iter().cycle().skip(at % examples.len()).take(count).cloned().collect();
-    let learn = |example| trainer.learn(example).expect("an example of this shape");
+    let learn = |example| {
+        trainer.learn(example).expect("an example of this shape");
+        then(trainer);
+    };
     timed(|| copies.into_iter().for_each(learn)) / count as f64
 }
 

@@ -251,7 +251,7 @@ fn the_guard_keeps_useless_routing_cheap_and_does_no_harm_to_useful_routing() {
         assert!(cost <= 4.0 && late <= 4.5, "{algorithm}: {cost} {late}");
         if algorithm == Algorithm::Hpg {
             // So steep that rounding errors decide what becomes of a seed: only the mean of many says which is better.
-            let (seeds, allowance) = (sized(6, 24) as u64, sized(1, 0) as f64);
+            let seeds = 24;
             let [bold_cost, held_cost] = [&free, &guarded].map(|config| {
                 let bold = LearnerConfig { eta: Some(0.3), ..config.clone() };
                 (1..=seeds).map(|seed| below(&bold, seed)[0]).sum::<f64>() / seeds as f64
@@ -259,7 +259,7 @@ fn the_guard_keeps_useless_routing_cheap_and_does_no_harm_to_useful_routing() {
             println!(
                 "hpg with eta = 0.3, useless, {seeds} seeds: {held_cost:.2}% below the best constant, unguarded {bold_cost:.2}%"
             );
-            assert!(held_cost <= 4.5 && held_cost < bold_cost + allowance, "{held_cost} {bold_cost}");
+            assert!(held_cost < bold_cost - 0.5, "{held_cost} {bold_cost}");
         }
         let [(online, last), (free_online, free_last)] =
             [&guarded, &free].map(|config| mean_gap_closed(seeds, config, plan));
