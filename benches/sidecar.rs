@@ -135,9 +135,11 @@ fn serve_bare(address: SocketAddr) {
 
 /// Time of every request, in seconds.
 fn load(address: SocketAddr, kind: &str, body: &[u8], lasting: Duration) -> Vec<f64> {
-    let mut request =
-        format!("POST /v1/route HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", body.len())
-            .into_bytes();
+    let mut request = format!(
+        "POST /v1/route HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
     request.extend_from_slice(body);
     let request = &request;
     std::thread::scope(|scope| {
@@ -178,7 +180,7 @@ fn read_response(stream: &mut TcpStream, buffer: &mut [u8]) {
 fn await_ready(address: SocketAddr) {
     for _ in 0..500 {
         let answer = TcpStream::connect(address).and_then(|mut stream| {
-            stream.write_all(b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
+            stream.write_all(b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
             let mut text = String::new();
             stream.read_to_string(&mut text)?;
             Ok(text)

@@ -180,7 +180,7 @@ impl Traffic {
 
     fn step(&mut self, side: Side, event: String) {
         let effects = self.engine.step(Input::parse(&self.parser, side, event.into_bytes(), None));
-        assert!(effects.dead_letter.is_none());
+        assert_eq!(effects.dead_letters, []);
     }
 
     /// Until as many requests wait and are remembered as in the long run, and the rank is full.

@@ -8,12 +8,13 @@ mod rivals;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, Start, Topics, parse_time};
+pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, MASK, OWN_FILES, Start, Topics, is_harmless, parse_time};
 pub use rivals::FeatureKind;
 
 use crate::evaluate::worth::{GuardSpec, WorthSpec};
@@ -104,14 +105,26 @@ impl Default for RouterConfig {
 pub struct HttpConfig {
     /// Address and port.
     pub listen: String,
-    /// What callers must bring as a bearer token; empty: nothing.
+    /// Bearer token that grants every role; empty: none.
     pub token: Secret,
-    /// Most bytes of a request's body.
+    /// File of further tokens, each with its roles; empty: none.
+    pub tokens_file: PathBuf,
+    /// Whether to listen beyond loopback without any token.
+    pub open: bool,
+    /// Host names that requests may be addressed to, besides those of loopback.
+    pub hosts: Vec<String>,
+    /// Most bytes of a request's body, whatever the dimension and the batch size.
     pub body_bytes_max: usize,
-    /// Most requests a second; 0: as many as come.
+    /// Most bytes of all bodies that are held at one time.
+    pub in_flight_bytes_max: usize,
+    /// Most requests a second, a batch counted by its items; 0: unlimited.
     pub requests_per_s_max: u32,
-    /// How long a request may take.
+    /// How long a request may take, and a new connection until its first request.
     pub timeout_ms: u64,
+    /// How long an idle connection stays open.
+    pub keep_alive_ms: u64,
+    /// Encryption.
+    pub tls: TlsConfig,
 }
 
 impl Default for HttpConfig {
@@ -119,10 +132,92 @@ impl Default for HttpConfig {
         Self {
             listen: "127.0.0.1:9464".to_owned(),
             token: Secret::default(),
+            tokens_file: PathBuf::new(),
+            open: false,
+            hosts: Vec::new(),
             body_bytes_max: 4 << 20,
+            in_flight_bytes_max: 64 << 20,
             requests_per_s_max: 0,
             timeout_ms: 5000,
+            keep_alive_ms: 75_000,
+            tls: TlsConfig::default(),
         }
+    }
+}
+
+/// `[http.tls]`, as written.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TlsConfig {
+    /// PEM file of the server's certificate chain; empty: plain HTTP.
+    pub certificate: PathBuf,
+    /// PEM file of its private key.
+    pub key: PathBuf,
+    /// PEM file of the certificates that clients trust; empty: `certificate`, or else the public authorities.
+    pub ca: PathBuf,
+}
+
+impl TlsConfig {
+    /// Whether the server speaks TLS.
+    pub fn is_on(&self) -> bool {
+        !self.certificate.as_os_str().is_empty()
+    }
+
+    fn check(&self) -> Result<(), BadSetting> {
+        let (certificate, key) = (&self.certificate, &self.key);
+        if self.is_on() == key.as_os_str().is_empty() {
+            let (set, value, other) = match self.is_on() {
+                true => ("http.tls.certificate", certificate, "http.tls.key"),
+                false => ("http.tls.key", key, "http.tls.certificate"),
+            };
+            return Err(bad(set, value.display(), format!("TLS needs {other} too")));
+        }
+        Ok(())
+    }
+}
+
+impl HttpConfig {
+    /// Whether any caller needs a token.
+    pub fn has_token(&self) -> bool {
+        !self.token.0.is_empty() || !self.tokens_file.as_os_str().is_empty()
+    }
+
+    /// The host part of `listen`, without the brackets of an IPv6 address.
+    pub fn listen_host(&self) -> &str {
+        let host = self.listen.rsplit_once(':').map_or(self.listen.as_str(), |(host, _)| host);
+        host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    /// Whether only programs on this machine can connect. A name other than `localhost` may resolve to anything.
+    pub fn is_local(&self) -> bool {
+        let host = self.listen_host();
+        let address = host.parse::<IpAddr>();
+        host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.to_canonical().is_loopback())
+    }
+
+    /// Rejects a listener that strangers can reach and that asks for no token. For commands that listen.
+    pub fn check_listen(&self) -> Result<(), BadSetting> {
+        if self.listen.is_empty() || self.is_local() || self.has_token() || self.open {
+            return Ok(());
+        }
+        let way_out = "beyond loopback anyone could route, reward and read: set http.token or http.tokens_file, or \
+                       http.open = true if the network is trusted";
+        Err(bad("http.listen", &self.listen, way_out))
+    }
+
+    fn check(&self) -> Result<(), BadSetting> {
+        within("http.body_bytes_max", self.body_bytes_max, 64, 1 << 30)?;
+        within("http.in_flight_bytes_max", self.in_flight_bytes_max, self.body_bytes_max, 1 << 40)?;
+        within("http.timeout_ms", self.timeout_ms, 1, 3_600_000)?;
+        within("http.keep_alive_ms", self.keep_alive_ms, 1, 3_600_000)?;
+        let is_name = |host: &&String| {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || "-._:".contains(c);
+            !host.is_empty() && host.chars().all(allowed) && (!host.contains(':') || host.parse::<Ipv6Addr>().is_ok())
+        };
+        if let Some(host) = self.hosts.iter().find(|host| !is_name(host)) {
+            return Err(bad("http.hosts", host, "must be names or addresses alone, without scheme, port or brackets"));
+        }
+        self.tls.check()
     }
 }
 
@@ -139,7 +234,7 @@ impl fmt::Debug for Secret {
 
 impl Secret {
     fn shown(&self) -> &'static str {
-        if self.0.is_empty() { "" } else { "***" }
+        if self.0.is_empty() { "" } else { MASK }
     }
 }
 
@@ -261,6 +356,8 @@ impl Default for FileTransportConfig {
 pub struct EventsConfig {
     /// Most bytes of one event.
     pub bytes_max: usize,
+    /// Bytes of dead letters that a lane records before it samples them.
+    pub dead_letters_bytes_max: u64,
     /// What a router does whose queue of events is full.
     pub on_full: OnFull,
     /// Most events in that queue.
@@ -281,8 +378,18 @@ pub enum OnFull {
 
 impl Default for EventsConfig {
     fn default() -> Self {
-        Self { bytes_max: 1 << 20, on_full: OnFull::Reject, queue_max: 10_000, fields: Fields::default() }
+        Self {
+            bytes_max: 1 << 20,
+            dead_letters_bytes_max: dead_letters_bytes_max(),
+            on_full: OnFull::Reject,
+            queue_max: 10_000,
+            fields: Fields::default(),
+        }
     }
+}
+
+fn dead_letters_bytes_max() -> u64 {
+    64 << 20
 }
 
 /// `[events.fields]`: JSON pointers to the fields of events.
@@ -487,7 +594,9 @@ pub struct LearnerConfig {
     pub clip_predictions: bool,
     /// What is done about a world that changes.
     pub drift: OnDrift,
-    /// Most spaces that are created on first sight.
+    /// Which spaces may exist.
+    pub spaces: Spaces,
+    /// Limit on the number of spaces.
     pub spaces_max: usize,
     /// Partitions that a space is spread over.
     pub shards: usize,
@@ -534,6 +643,7 @@ impl Default for LearnerConfig {
             inverse_gap: 30.0,
             clip_predictions: true,
             drift: OnDrift::Detect,
+            spaces: Spaces::Any,
             spaces_max: 1000,
             shards: 1,
             seed: 1,
@@ -603,6 +713,16 @@ pub enum OnDrift {
     Detect,
 }
 
+/// `learner.spaces`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Spaces {
+    /// The first query of a space creates it.
+    Any,
+    /// Only `default` and the spaces listed in `[spaces]`.
+    Listed,
+}
+
 /// `learner.guard`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -655,7 +775,10 @@ pub struct Settings {
     pub learner: Spec,
     /// The learners of those that are.
     pub spaces: BTreeMap<Name, Spec>,
-    /// Most spaces, listed ones included.
+    /// Whether all other spaces are rejected.
+    #[serde(default)]
+    pub only_listed: bool,
+    /// Limit on the number of spaces, listed ones included.
     pub spaces_max: usize,
     /// What is assumed of events without propensities.
     pub missing_propensities: MissingPropensities,
@@ -672,9 +795,24 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// How far an event may be ahead of the others of its space before they have to confirm it.
+    pub fn reach_ms(&self) -> u64 {
+        self.join.window_ms
+    }
+
     /// The learner of a space.
     pub fn space(&self, name: &Name) -> &Spec {
         self.spaces.get(name).unwrap_or(&self.learner)
+    }
+
+    /// Whether a space always fits, however many there are: `default` and those that are listed.
+    pub fn is_reserved(&self, name: &Name) -> bool {
+        self.spaces.contains_key(name) || name.is_default()
+    }
+
+    /// Whether a space may exist.
+    pub fn allows(&self, name: &Name) -> bool {
+        !self.only_listed || self.is_reserved(name)
     }
 
     /// Spaces that are spread over several partitions, and over how many.
@@ -689,6 +827,9 @@ impl Settings {
 pub struct EventsSpec {
     /// Most bytes of one event.
     pub bytes_max: usize,
+    /// Bytes of dead letters that a lane records before it samples them. Older snapshots lack it.
+    #[serde(default = "dead_letters_bytes_max")]
+    pub dead_letters_bytes_max: u64,
     /// Valid JSON pointers.
     pub fields: Fields,
 }
@@ -705,6 +846,11 @@ pub struct RewardSpec {
 }
 
 impl RewardSpec {
+    /// Whether a reward lies in the range.
+    pub fn contains(&self, reward: f64) -> bool {
+        (self.low..=self.high).contains(&reward)
+    }
+
     /// A logged reward on the scale of 0..1, clipped.
     pub fn unit(&self, reward: f64) -> f64 {
         ((reward - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
@@ -822,8 +968,7 @@ impl Config {
         within("snapshot.every_ms", self.snapshot.every_ms, 1, u64::MAX)?;
         within("snapshot.keep", self.snapshot.keep, 1, 1000)?;
         within("events.queue_max", self.events.queue_max, 1, 10_000_000)?;
-        within("http.body_bytes_max", self.http.body_bytes_max, 64, 1 << 30)?;
-        within("http.timeout_ms", self.http.timeout_ms, 1, 3_600_000)?;
+        self.http.check()?;
         within("router.remember_max", self.router.remember_max, 1, 100_000_000)?;
         if !(1..=64).contains(&self.router.key.0.len()) {
             return Err(bad("router.key", "***", "must have 1 to 64 bytes"));
@@ -836,6 +981,7 @@ impl Config {
         Ok(Settings {
             learner: self.learner.check()?,
             spaces: self.spaces.iter().map(|(name, keys)| self.check_space(name, keys)).collect::<Result<_, _>>()?,
+            only_listed: self.learner.spaces == Spaces::Listed,
             spaces_max: self.learner.spaces_max,
             missing_propensities: self.learner.missing_propensities,
             events: self.events.check()?,
@@ -884,7 +1030,11 @@ impl EventsConfig {
         ];
         match pointers.into_iter().find(|(_, pointer)| !pointer.starts_with('/')) {
             Some((key, pointer)) => Err(bad(key, pointer, "must be a JSON pointer, such as /meta/id")),
-            None => Ok(EventsSpec { bytes_max: self.bytes_max, fields: self.fields.clone() }),
+            None => Ok(EventsSpec {
+                bytes_max: self.bytes_max,
+                dead_letters_bytes_max: self.dead_letters_bytes_max,
+                fields: self.fields.clone(),
+            }),
         }
     }
 }
@@ -923,7 +1073,13 @@ impl JoinConfig {
 }
 
 /// Keys of `[learner]` that no space can have for itself.
-const SHARED_KEYS: [&str; 2] = ["missing_propensities", "spaces_max"];
+const SHARED_KEYS: [&str; 3] = ["missing_propensities", "spaces", "spaces_max"];
+
+/// Largest dimension of queries.
+pub const DIM_MAX: usize = 65_536;
+
+/// Most models of a space.
+pub const MODELS_MAX: usize = 4096;
 
 /// Bounds within which no step can leave the range of f64, however long it runs.
 const SCALE: (f64, f64) = (1e-9, 1e9);
@@ -931,7 +1087,7 @@ const SCALE: (f64, f64) = (1e-9, 1e9);
 impl LearnerConfig {
     /// Checks every key and resolves the preset.
     pub fn check(&self) -> Result<Spec, BadSetting> {
-        within("learner.dim", self.dim, 1, 65_536)?;
+        within("learner.dim", self.dim, 1, DIM_MAX)?;
         let models = self.check_models()?;
         if let Some(half_life) = self.half_life {
             within("learner.half_life", half_life, 1.0, 1e15)?;
@@ -1009,8 +1165,8 @@ impl LearnerConfig {
 
     fn check_models(&self) -> Result<Vec<Name>, BadSetting> {
         let refused = |allowed: String| bad("learner.models", format!("{:?}", self.models), allowed);
-        if !(2..=4096).contains(&self.models.len()) {
-            return Err(refused("must be 2 to 4096 names: with one model there is nothing to route".to_owned()));
+        if !(2..=MODELS_MAX).contains(&self.models.len()) {
+            return Err(refused(format!("must be 2 to {MODELS_MAX} names: with one model there is nothing to route")));
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = self.models.iter().find(|name| !seen.insert(*name)) {
@@ -1248,7 +1404,29 @@ mod tests {
         check(|c| c.join.pending_max = 0, "join.pending_max = 0: must be");
         check(|c| c.join.default_reward = f64::INFINITY, "join.default_reward = inf");
         check(|c| c.learner.spaces_max = 0, "learner.spaces_max = 0: must be");
+        check(|c| c.http.keep_alive_ms = 0, "http.keep_alive_ms = 0: must be");
+        check(|c| c.http.in_flight_bytes_max = 1, "http.in_flight_bytes_max = 1: must be 4194304 to");
+        check(|c| c.http.hosts = vec!["http://shop".to_owned()], "http.hosts = http://shop: must be names");
+        check(|c| c.http.hosts = vec!["shop:80".to_owned()], "http.hosts = shop:80: must be names");
+        check(|c| c.http.tls.key = "k.pem".into(), "http.tls.key = k.pem: TLS needs http.tls.certificate too");
+        check(|c| c.http.tls.certificate = "c.pem".into(), "TLS needs http.tls.key too");
         assert_eq!(Config::default().check().unwrap().join.remember_ms, 720_000);
+    }
+
+    #[test]
+    fn beyond_loopback_a_token_is_needed() {
+        let http = |listen: &str| HttpConfig { listen: listen.to_owned(), ..HttpConfig::default() };
+        for local in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1", "[::ffff:127.0.0.1]:1", ""] {
+            assert_eq!(http(local).check_listen(), Ok(()), "{local}");
+        }
+        for listen in ["0.0.0.0:1", "[::]:1", "192.168.1.9:1", "shop:1", "localhost.example:1"] {
+            let error = http(listen).check_listen().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("http.listen = {listen}: ")) && error.contains("http.open"), "{error}");
+            let token = Secret("t".to_owned());
+            assert_eq!(HttpConfig { token, ..http(listen) }.check_listen(), Ok(()));
+            assert_eq!(HttpConfig { tokens_file: "t".into(), ..http(listen) }.check_listen(), Ok(()));
+            assert_eq!(HttpConfig { open: true, ..http(listen) }.check_listen(), Ok(()));
+        }
     }
 
     #[test]

@@ -14,8 +14,21 @@
 //! | key | record |
 //! |---|---|
 //! | `s` space | its models, those retired, and the join without its requests |
-//! | `t` space | its learner, complete |
+//! | `t` space | its learner, complete; absent while the space has no examples |
+//! | `r` space | a space without a query so far, in place of `s`: only rewards wait in it |
 //! | `q` space 0 request id | a request that waits for its reward, or is remembered |
+//! | `g` | counts of the spaces that were evicted |
+//! | `d` | which dead letters are recorded |
+//!
+//! # Which spaces exist
+//!
+//! Only a query creates a space. Rewards that come before it wait in the lobby, where they take no learner and no place
+//! among `learner.spaces_max` spaces; the first query of their space takes them along. The lobby is bounded, and so is the
+//! number of spaces: beyond its bound a new one evicts the most idle space without examples, the one whose newest event is
+//! oldest. `default` and listed spaces always fit and are never evicted. The requests of what is evicted are counted
+//! `evicted`. All of this depends on the order of events alone.
+
+mod probation;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
@@ -25,15 +38,17 @@ use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::config::{MissingPropensities, Settings, Spec};
+use crate::dead_letters::{Bucket, Recording};
 use crate::evaluate::worth::WorthView;
 use crate::event::{Example, Name, Query};
 use crate::hpg::spectra::Eigen;
-use crate::joiner::{BadJoin, JoinCounts, JoinHead, Joined, Joiner, Payload, Record};
+use crate::joiner::{BadJoin, JoinCounts, JoinHead, JoinHeadV1, JoinSpec, Joined, Joiner, Payload, Record};
 use crate::learner::{BadState, Trainer};
 use crate::router::Policy;
 use crate::wire::envelope::{self, Damaged, Kind};
 use crate::wire::events::{Bad, Parser, Propensities, QueryEvent, RewardEvent};
 use crate::wire::export::Spectrum;
+use probation::{Held, Probation, SavedProbation};
 
 /// Which input an event came in by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -51,6 +66,8 @@ pub struct Input {
     side: Side,
     bytes: Vec<u8>,
     event: Result<Event, Bad>,
+    /// The time of its log when it was read.
+    after_ms: Option<i64>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -70,12 +87,17 @@ impl Input {
             Side::Query => parser.query(&bytes, record_ms).map(Event::Query),
             Side::Reward => parser.reward(&bytes, record_ms).map(Event::Reward),
         };
-        Self { side, bytes, event }
+        Self { side, bytes, event, after_ms: None }
+    }
+
+    /// Notes the time of its log when it was read: what tells a wrong timestamp from the end of a gap in the traffic.
+    pub fn read_after(&mut self, time_ms: Option<i64>) {
+        self.after_ms = time_ms;
     }
 
     /// An event that cannot be read; of one that is too large its first bytes will do.
     pub fn bad(side: Side, bytes: Vec<u8>, bad: Bad) -> Self {
-        Self { side, bytes, event: Err(bad) }
+        Self { side, bytes, event: Err(bad), after_ms: None }
     }
 
     /// Size of the event, as it was read.
@@ -83,12 +105,26 @@ impl Input {
         self.bytes.len()
     }
 
-    /// What it is ordered by; a bad event has no time and goes when it is met.
+    /// What it is ordered by; a bad event has no time and is emitted as soon as it is read.
     pub fn key(&self) -> Option<Key<'_>> {
-        match &self.event {
-            Ok(Event::Query(event)) => Some((event.ts_ms, self.side, &event.space, &event.request_id, &self.bytes)),
-            Ok(Event::Reward(event)) => Some((event.ts_ms, self.side, &event.space, &event.request_id, &self.bytes)),
-            Err(_) => None,
+        let event = self.event.as_ref().ok()?;
+        let (ts_ms, space) = event.time();
+        Some((ts_ms, self.side, space, event.request_id(), &self.bytes))
+    }
+}
+
+impl Event {
+    fn time(&self) -> (i64, &Name) {
+        match self {
+            Self::Query(event) => (event.ts_ms, &event.space),
+            Self::Reward(event) => (event.ts_ms, &event.space),
+        }
+    }
+
+    fn request_id(&self) -> &str {
+        match self {
+            Self::Query(event) => &event.request_id,
+            Self::Reward(event) => &event.request_id,
         }
     }
 }
@@ -96,10 +132,12 @@ impl Input {
 /// What a step asks the outside to do, and what it did.
 #[derive(Debug, Default, PartialEq)]
 pub struct Effects {
-    /// The event, if it was bad: to be kept with its reason.
-    pub dead_letter: Option<DeadLetter>,
+    /// Events that were bad, to be kept with their reason: this one, and those that it contradicted.
+    pub dead_letters: Vec<DeadLetter>,
     /// Examples that were learned from, in order.
     pub applied: Vec<Applied>,
+    /// Spaces that were evicted to make room for new ones.
+    pub evicted: Vec<Name>,
 }
 
 /// A bad event.
@@ -111,6 +149,10 @@ pub struct DeadLetter {
     pub bytes: Vec<u8>,
     /// What was wrong.
     pub bad: Bad,
+    /// Where an event was read that was held since; none for the event of this step.
+    pub place: Option<String>,
+    /// Whether it is recorded.
+    pub recording: Recording,
 }
 
 /// An example that was learned from.
@@ -162,6 +204,8 @@ pub struct Counts {
     pub queries_dead: u64,
     /// Bad reward events.
     pub rewards_dead: u64,
+    /// Bad events of both kinds that were counted but not recorded, beyond `events.dead_letters_bytes_max`.
+    pub dead_unrecorded: u64,
     /// What the joins made of the good ones.
     pub join: JoinCounts,
     /// Examples learned from, defaulted ones included.
@@ -184,6 +228,7 @@ impl AddAssign for Counts {
     fn add_assign(&mut self, other: Self) {
         self.queries_dead += other.queries_dead;
         self.rewards_dead += other.rewards_dead;
+        self.dead_unrecorded += other.dead_unrecorded;
         self.join += other.join;
         self.applied += other.applied;
     }
@@ -214,19 +259,80 @@ impl Totals {
 /// A lane.
 pub struct Engine {
     settings: Settings,
+    /// Those in the lobby included.
     spaces: BTreeMap<Name, Space>,
+    lobby: Lobby,
+    /// Spaces that may be evicted for others: they have a query but no examples, and are not reserved.
+    blank: IdleOrder,
+    gone: Gone,
+    /// Whether `gone` has changed since the changes were taken.
+    gone_touched: bool,
+    /// Keys of saved records that are to be deleted.
+    deleted: Vec<Vec<u8>>,
     queries_dead: u64,
     rewards_dead: u64,
+    dead_letters: Bucket,
+    /// The bucket as it was last saved.
+    saved_dead_letters: Bucket,
     shows_examples: bool,
 }
 
 struct Space {
-    trainer: Trainer,
+    /// Absent in the lobby: until its first query.
+    trainer: Option<Trainer>,
     joiner: Joiner<Decision>,
+    /// Events that are too far ahead of the others to be believed yet.
+    probation: Probation,
     /// Models that were there once.
     retired: BTreeSet<Name>,
+    /// Whether it has neither examples nor imported parameters: its learner is as good as new.
+    is_blank: bool,
     /// Whether it has changed since its changes were taken.
     touched: bool,
+    /// Whether some of its records were handed out, or came from a snapshot.
+    is_saved: bool,
+}
+
+/// Names by the time of their newest event, the most idle first.
+type IdleOrder = BTreeSet<(Option<i64>, Name)>;
+
+/// What is known of the spaces that have rewards but no query so far.
+#[derive(Default)]
+struct Lobby {
+    /// How many there are.
+    number: usize,
+    /// Those that may be evicted: all but the reserved ones.
+    idle: IdleOrder,
+    /// What these take.
+    bytes: usize,
+}
+
+/// Bounds of the lobby: spaces, bytes of the rewards of one, and bytes of all together.
+const LOBBY_MAX: usize = 10_000;
+const LOBBY_REWARDS_BYTES_MAX: usize = 256 << 10;
+const LOBBY_BYTES_MAX: usize = 64 << 20;
+
+/// What a space in the lobby takes besides its events.
+const LOBBY_SPACE_BYTES: usize = 4 << 10;
+
+impl Lobby {
+    fn is_full(&self) -> bool {
+        self.idle.len() > LOBBY_MAX || self.bytes > LOBBY_BYTES_MAX
+    }
+
+    /// How rewards wait in it: as in a space, within narrower bounds.
+    fn spec(join: &JoinSpec) -> JoinSpec {
+        JoinSpec { pending_bytes_max: join.pending_bytes_max.min(LOBBY_REWARDS_BYTES_MAX), ..join.clone() }
+    }
+}
+
+/// What is left of spaces that were evicted or dropped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Gone {
+    /// What became of their events.
+    join: JoinCounts,
+    /// Examples that they had learned from.
+    applied: u64,
 }
 
 /// Why parameters cannot be imported.
@@ -247,9 +353,29 @@ struct SavedSpace {
     models: Vec<Name>,
     retired: BTreeSet<Name>,
     join: JoinHead,
+    probation: SavedProbation,
 }
 
-const SPACE_VERSION: u16 = 1;
+/// The same as format version 1 had it.
+#[derive(Deserialize)]
+struct SavedSpaceV1 {
+    models: Vec<Name>,
+    retired: BTreeSet<Name>,
+    join: JoinHeadV1,
+}
+
+const SPACE_VERSION: u16 = 2;
+
+impl SavedSpace {
+    fn open(bytes: &[u8]) -> Result<Self, Damaged> {
+        let (version, payload) = envelope::open(Kind::Space, SPACE_VERSION, bytes)?;
+        if version >= 2 {
+            return envelope::decode(payload);
+        }
+        let SavedSpaceV1 { models, retired, join } = envelope::decode(payload)?;
+        Ok(Self { models, retired, join: join.into(), probation: Probation::new().save() })
+    }
+}
 
 /// Why a snapshot cannot be gone on with.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -317,7 +443,20 @@ pub struct SpaceView {
 impl Engine {
     /// A lane that has not seen anything.
     pub fn new(settings: Settings) -> Self {
-        Self { settings, spaces: BTreeMap::new(), queries_dead: 0, rewards_dead: 0, shows_examples: false }
+        Self {
+            settings,
+            spaces: BTreeMap::new(),
+            lobby: Lobby::default(),
+            blank: IdleOrder::new(),
+            gone: Gone::default(),
+            gone_touched: false,
+            deleted: Vec::new(),
+            queries_dead: 0,
+            rewards_dead: 0,
+            dead_letters: Bucket::default(),
+            saved_dead_letters: Bucket::default(),
+            shows_examples: false,
+        }
     }
 
     /// From now on what was applied is shown whole, for those who learn beside it.
@@ -333,20 +472,33 @@ impl Engine {
         records: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>,
     ) -> Result<Self, BadSnapshot> {
         let mut parts: BTreeMap<Name, SpaceParts> = BTreeMap::new();
+        let (mut gone, mut dead_letters) = (Gone::default(), Bucket::default());
         for (key, value) in records {
+            if is_of_lane(&key) {
+                match key.first() {
+                    Some(&GONE) => gone = envelope::decode(&value)?,
+                    _ => dead_letters = envelope::decode(&value)?,
+                }
+                continue;
+            }
             let (kind, name, request_id) = split_key(&key).ok_or(BadSnapshot::Stray)?;
             let parts = parts.entry(name).or_default();
             match kind {
-                SPACE => parts.space = Some(envelope::unseal(Kind::Space, SPACE_VERSION, &value)?),
+                SPACE => parts.space = Some(SavedSpace::open(&value)?),
+                WAITING => parts.waiting = Some(SavedSpace::open(&value)?),
                 TRAINER => parts.trainer = Some(value),
                 _ => parts.requests.push((request_id, envelope::decode(&value)?)),
             }
         }
         let mut engine = Self::new(settings);
-        (engine.queries_dead, engine.rewards_dead) = (head.queries_dead, head.rewards_dead);
+        (engine.queries_dead, engine.rewards_dead, engine.gone) = (head.queries_dead, head.rewards_dead, gone);
+        (engine.dead_letters, engine.saved_dead_letters) = (dead_letters, dead_letters);
+        let parser = Parser::new(&engine.settings);
         for (name, parts) in parts {
-            let space = Space::restore(&engine.settings, &name, parts)?;
-            engine.spaces.insert(name, space);
+            let space = Space::restore(&engine.settings, &parser, &name, parts)?;
+            engine.lobby.number += usize::from(space.is_waiting());
+            engine.spaces.insert(name.clone(), space);
+            engine.list(&name);
         }
         Ok(engine)
     }
@@ -360,25 +512,48 @@ impl Engine {
     pub fn take_changes(&mut self) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
         let mut changes = Vec::new();
         for (name, space) in self.spaces.iter_mut().filter(|(_, space)| space.touched) {
-            space.touched = false;
+            (space.touched, space.is_saved) = (false, true);
             space.joiner.track_changes();
             space.joiner.take_changes(|request_id, record| {
                 changes.push((record_key(QUERY, name, request_id), record.map(|record| envelope::encode(&record))));
             });
-            changes.push((record_key(TRAINER, name, ""), Some(space.trainer.save())));
+            if let Some(trainer) = space.trainer.as_ref().filter(|_| !space.is_blank) {
+                changes.push((record_key(TRAINER, name, ""), Some(trainer.save())));
+            }
+            let kind = if space.is_waiting() { WAITING } else { SPACE };
             let saved = SavedSpace {
-                models: space.trainer.spec().models.clone(),
+                models: space.trainer.as_ref().map(|trainer| trainer.spec().models.clone()).unwrap_or_default(),
                 retired: space.retired.clone(),
                 join: space.joiner.head(),
+                probation: space.probation.save(),
             };
-            changes.push((record_key(SPACE, name, ""), Some(envelope::seal(Kind::Space, SPACE_VERSION, &saved))));
+            changes.push((record_key(kind, name, ""), Some(envelope::seal(Kind::Space, SPACE_VERSION, &saved))));
+        }
+        if std::mem::take(&mut self.gone_touched) {
+            changes.push((vec![GONE], Some(envelope::encode(&self.gone))));
+        }
+        if !self.deleted.is_empty() {
+            // A space that came back since has written some of these keys anew.
+            let written: BTreeSet<Vec<u8>> = changes.iter().map(|(key, _)| key.clone()).collect();
+            let deleted: BTreeSet<Vec<u8>> = self.deleted.drain(..).collect();
+            changes.extend(deleted.difference(&written).map(|key| (key.clone(), None)));
+        }
+        if self.dead_letters != self.saved_dead_letters {
+            self.saved_dead_letters = self.dead_letters;
+            changes.push((vec![DEAD_LETTERS], Some(envelope::encode(&self.dead_letters))));
         }
         changes
     }
 
+    /// Drops a space with all that it has learned; false if there is none of this name.
+    pub fn drop_space(&mut self, name: &Name) -> bool {
+        self.unlist(name);
+        self.remove(name)
+    }
+
     /// Starts the models of a space from given parameters; those that are not named keep what they have.
     pub fn import(&mut self, space: Name, eigens: &[(Name, Spectrum)], dim: usize) -> Result<(), BadImport> {
-        let spec = self.spec(&space).map_err(|bad| BadImport(bad.to_string()))?;
+        let spec = self.settings.space(&space);
         if dim != spec.dim {
             return Err(BadImport(format!("it has dim = {dim}, space {space} has {}", spec.dim)));
         }
@@ -387,10 +562,14 @@ impl Engine {
         if let Some(at) = places.iter().position(Option::is_none) {
             return Err(BadImport(format!("space {space} has no model {}", eigens[at].0)));
         }
-        let (_, space, _) = self.space(space);
+        self.unlist(&space);
+        self.admit(&space, &mut Vec::new()).map_err(|bad| BadImport(bad.to_string()))?;
+        let space = self.spaces.get_mut(&space).expect("it was just admitted");
+        let trainer = space.trainer.as_mut().expect("one that is admitted has a learner");
+        (space.is_blank, space.touched) = (false, true);
         for (place, (_, (lambda, vectors))) in places.into_iter().flatten().zip(eigens) {
-            if !space.trainer.set(place, lambda, vectors) {
-                let spec = space.trainer.spec();
+            if !trainer.set(place, lambda, vectors) {
+                let spec = trainer.spec();
                 let way_out = "import into hpg in mode factored, explicit or exact";
                 return Err(BadImport(format!("{} cannot start from given parameters: {way_out}", spec.algorithm())));
             }
@@ -398,97 +577,221 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether a space has neither examples nor imported parameters: there is nothing of it to publish.
+    pub fn is_blank(&self, space: &Name) -> bool {
+        self.spaces.get(space).is_none_or(|space| space.is_blank)
+    }
+
     /// Names of its spaces.
     pub fn names(&self) -> impl Iterator<Item = &Name> {
-        self.spaces.keys()
+        self.created().map(|(name, ..)| name)
+    }
+
+    /// Its spaces but for those in the lobby.
+    fn created(&self) -> impl Iterator<Item = (&Name, &Space, &Trainer)> {
+        self.spaces.iter().filter_map(|(name, space)| Some((name, space, space.trainer.as_ref()?)))
+    }
+
+    fn trainer(&self, space: &Name) -> Option<&Trainer> {
+        self.spaces.get(space)?.trainer.as_ref()
     }
 
     /// Examples in applied batches of a space.
     pub fn version(&self, space: &Name) -> Option<u64> {
-        self.spaces.get(space).map(|space| space.trainer.version())
+        self.trainer(space).map(Trainer::version)
     }
 
     /// Whether routing pays in a space; none if nothing was judged.
     pub fn worth(&self, space: &Name) -> Option<WorthView> {
-        self.spaces.get(space)?.trainer.worth()
+        self.trainer(space)?.worth()
     }
 
     /// The policy of a space, in the routing form.
     pub fn policy(&self, space: &Name) -> Option<Policy> {
-        self.spaces.get(space).map(|space| space.trainer.policy())
+        self.trainer(space).map(Trainer::policy)
     }
 
     /// Takes one event.
     pub fn step(&mut self, input: Input) -> Effects {
-        let Input { side, bytes, event } = input;
+        self.step_from(input, String::new)
+    }
+
+    /// Takes one event; `place` says where it was read, in case it has to be held.
+    pub fn step_from(&mut self, input: Input, place: impl FnOnce() -> String) -> Effects {
         let mut effects = Effects::default();
+        let Ok((ts_ms, space)) = input.event.as_ref().map(Event::time) else {
+            self.take(input, true, None, &mut effects);
+            return effects;
+        };
+        let (space, side) = (space.clone(), input.side);
+        self.unlist(&space);
+        let reach_ms = self.settings.reach_ms();
+        let known = self.spaces.get_mut(&space);
+        let is_ahead = known.as_ref().is_some_and(|space| space.probation.is_ahead(ts_ms, reach_ms));
+        if let Some(known) = known.filter(|_| is_ahead) {
+            let mut joined = Vec::new();
+            known.probation.hold(input, ts_ms, false, place());
+            known.joiner.observe(ts_ms, &mut joined);
+            known.touched = true;
+            known.learn(&space, joined, &self.settings, self.shows_examples, &mut effects.applied);
+        } else {
+            let is_starting = self.spaces.get(&space).is_none_or(|space| space.probation.is_starting());
+            let copy = is_starting.then(|| (input.clone(), place()));
+            if self.take(input, true, None, &mut effects)
+                && let Some(known) = self.spaces.get_mut(&space)
+            {
+                known.probation.note_taken(side, ts_ms);
+                copy.into_iter().for_each(|(input, place)| known.probation.hold(input, ts_ms, true, place));
+            }
+        }
+        self.resolve(&space, &mut effects);
+        self.list(&space);
+        self.bound_lobby();
+        effects
+    }
+
+    /// Takes events on probation that were confirmed, and gives up those that were contradicted.
+    fn resolve(&mut self, name: &Name, effects: &mut Effects) {
+        let reach_ms = self.settings.reach_ms();
+        while let Some(space) = self.spaces.get_mut(name) {
+            space.probation.note_time(space.joiner.time_ms());
+            if space.probation.is_empty() {
+                return;
+            }
+            if let Some(held) = space.probation.release(reach_ms) {
+                self.take_held(name, held, effects);
+            } else if let Some(held) = space.probation.contradicted() {
+                space.joiner.retract(held.ts_ms);
+                if !held.is_taken || space.withdraw(&held.input) {
+                    let time_ms = space.joiner.time_ms().unwrap_or_default();
+                    let bad = Bad::Unconfirmed(held.ts_ms.saturating_sub(time_ms).max(0).unsigned_abs());
+                    self.bury(held.input, bad, Some(held.place), effects);
+                }
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn take_held(&mut self, name: &Name, held: Held, effects: &mut Effects) {
+        let Held { ts_ms, is_taken, place, input, .. } = held;
+        let side = input.side;
+        if !is_taken
+            && self.take(input, false, Some(place), effects)
+            && let Some(space) = self.spaces.get_mut(name)
+        {
+            space.probation.note_taken(side, ts_ms);
+        }
+    }
+
+    /// Hands an event to its space; a bad one becomes a dead letter. Whether it was good. `observes`: its time counts; that of
+    /// an event that was held has counted already.
+    fn take(&mut self, input: Input, observes: bool, place: Option<String>, effects: &mut Effects) -> bool {
+        let Input { side, bytes, event, after_ms } = input;
         let taken = match event {
-            Ok(Event::Query(event)) => self.query(event, &mut effects.applied),
-            Ok(Event::Reward(event)) => self.reward(event, &mut effects.applied),
+            Ok(Event::Query(event)) => self.query(event, observes, effects),
+            Ok(Event::Reward(event)) => self.reward(event, observes, &mut effects.applied),
             Err(bad) => Err(bad),
         };
-        if let Err(bad) = taken {
-            match side {
-                Side::Query => self.queries_dead += 1,
-                Side::Reward => self.rewards_dead += 1,
+        match taken {
+            Ok(()) => {
+                self.dead_letters.refill();
+                true
             }
-            effects.dead_letter = Some(DeadLetter { side, bytes, bad });
+            Err(bad) => {
+                let input = Input { side, bytes, event: Err(bad.clone()), after_ms };
+                self.bury(input, bad, place, effects);
+                false
+            }
+        }
+    }
+
+    fn bury(&mut self, input: Input, bad: Bad, place: Option<String>, effects: &mut Effects) {
+        let Input { side, bytes, .. } = input;
+        match side {
+            Side::Query => self.queries_dead += 1,
+            Side::Reward => self.rewards_dead += 1,
+        }
+        // Of what was never read the letter is all there is.
+        let recording = match bad {
+            Bad::Gap { .. } => Recording::Recorded,
+            _ => self.dead_letters.take(bytes.len(), self.settings.events.dead_letters_bytes_max),
+        };
+        effects.dead_letters.push(DeadLetter { side, bytes, bad, place, recording });
+    }
+
+    /// The end of a replay: closes all windows, takes what no later event can confirm any more, and applies partial batches.
+    pub fn finish(&mut self) -> Effects {
+        let mut effects = Effects::default();
+        let names: Vec<Name> = self.spaces.keys().cloned().collect();
+        for name in names {
+            self.unlist(&name);
+            self.close(&name, &mut effects);
+            let held = self.spaces.get_mut(&name).map(|space| space.probation.take_all()).unwrap_or_default();
+            held.into_iter().for_each(|held| self.take_held(&name, held, &mut effects));
+            self.close(&name, &mut effects);
+            if let Some(space) = self.spaces.get_mut(&name) {
+                space.trainer.iter_mut().for_each(Trainer::flush);
+                space.touched = true;
+            }
+            self.list(&name);
         }
         effects
     }
 
-    /// The end of a replay: closes all windows and applies partial batches.
-    pub fn finish(&mut self) -> Vec<Applied> {
-        let mut applied = Vec::new();
-        for (name, space) in &mut self.spaces {
-            let mut joined = Vec::new();
-            space.joiner.close_all(&mut joined);
-            space.learn(name, joined, &self.settings, self.shows_examples, &mut applied);
-            space.trainer.flush();
-            space.touched = true;
-        }
-        applied
+    fn close(&mut self, name: &Name, effects: &mut Effects) {
+        let Some(space) = self.spaces.get_mut(name) else { return };
+        let mut joined = Vec::new();
+        space.joiner.close_all(&mut joined);
+        space.learn(name, joined, &self.settings, self.shows_examples, &mut effects.applied);
     }
 
     /// All counts of the lane.
     pub fn counts(&self) -> Counts {
-        let start = Counts { queries_dead: self.queries_dead, rewards_dead: self.rewards_dead, ..Counts::default() };
-        self.spaces.values().fold(start, |mut sum, space| {
-            sum.join += *space.joiner.counts();
-            sum.applied += space.trainer.learned();
+        let start = Counts {
+            queries_dead: self.queries_dead,
+            rewards_dead: self.rewards_dead,
+            dead_unrecorded: self.dead_letters.unrecorded(),
+            ..Counts::default()
+        };
+        let mut sum = self.spaces.values().fold(start, |mut sum, space| {
+            sum += space.counts();
             sum
-        })
+        });
+        sum.join += self.gone.join;
+        sum.applied += self.gone.applied;
+        sum
     }
 
     /// Mean of all rewards learned from.
     pub fn mean_reward(&self) -> f64 {
-        let learned: u64 = self.spaces.values().map(|space| space.trainer.learned()).sum();
-        let sum: f64 = self.spaces.values().map(|space| space.trainer.reward_sum()).sum();
+        let learned: u64 = self.created().map(|(_, _, trainer)| trainer.learned()).sum();
+        let sum: f64 = self.created().map(|(_, _, trainer)| trainer.reward_sum()).sum();
         if learned == 0 { 0.0 } else { sum / learned as f64 }
     }
 
     /// Its spaces by name, without their parameters: cheap enough to ask for now and then while it learns.
     pub fn tallies(&self) -> impl Iterator<Item = Tally<'_>> {
-        self.spaces.iter().map(|(name, space)| Tally {
+        self.created().map(|(name, space, trainer)| Tally {
             name,
-            models: &space.trainer.spec().models,
-            version: space.trainer.version(),
-            counts: Counts { join: *space.joiner.counts(), applied: space.trainer.learned(), ..Counts::default() },
-            reward_sum: space.trainer.reward_sum(),
+            models: &trainer.spec().models,
+            version: trainer.version(),
+            counts: space.counts(),
+            reward_sum: trainer.reward_sum(),
         })
     }
 
     /// Its spaces, by name.
     pub fn spaces(&self) -> impl Iterator<Item = SpaceView> {
-        self.spaces.iter().map(|(name, space)| SpaceView {
+        self.created().map(|(name, space, trainer)| SpaceView {
             name: name.clone(),
-            models: space.trainer.spec().models.clone(),
-            version: space.trainer.version(),
-            counts: Counts { join: *space.joiner.counts(), applied: space.trainer.learned(), ..Counts::default() },
-            mean_reward: space.trainer.mean_reward(),
+            models: trainer.spec().models.clone(),
+            version: trainer.version(),
+            counts: space.counts(),
+            mean_reward: trainer.mean_reward(),
             retired: space.retired.iter().cloned().collect(),
-            eigens: space.trainer.eigens(),
-            worth: space.trainer.worth(),
+            eigens: trainer.eigens(),
+            worth: trainer.worth(),
         })
     }
 
@@ -503,60 +806,150 @@ impl Engine {
         add(&self.rewards_dead.to_le_bytes());
         for (name, space) in &self.spaces {
             add(name.as_str().as_bytes());
-            add(&space.trainer.save());
+            add(&space.trainer.as_ref().map(Trainer::save).unwrap_or_default());
             add(&envelope::encode(&space.joiner));
+            add(&envelope::encode(&space.probation.digested()));
+        }
+        if self.gone != Gone::default() {
+            add(&envelope::encode(&self.gone));
         }
         format!("{:032x}", hash.digest128())
     }
 
-    fn query(&mut self, event: QueryEvent, applied: &mut Vec<Applied>) -> Result<(), Bad> {
+    fn query(&mut self, event: QueryEvent, observes: bool, effects: &mut Effects) -> Result<(), Bad> {
         let QueryEvent { request_id, space, ts_ms, query, model, propensities, policy } = event;
         let retired = self.spaces.get(&space).map_or(&NONE_RETIRED, |space| &space.retired);
-        let decision = decide(self.spec(&space)?, retired, query, &model, propensities, policy)?;
-        let shows_examples = self.shows_examples;
-        let (name, space, settings) = self.space(space);
-        let mut joined = Vec::new();
-        match decision {
-            Some(decision) => space.joiner.query(&request_id, ts_ms, decision, &mut joined),
-            None => space.joiner.retired(ts_ms, &mut joined),
-        }
-        space.learn(name, joined, settings, shows_examples, applied);
+        let decision = decide(self.settings.space(&space), retired, query, &model, propensities, policy)?;
+        self.admit(&space, &mut effects.evicted)?;
+        let observed = observes.then_some(ts_ms);
+        self.within(&space, observed, &mut effects.applied, |joiner, joined| match decision {
+            Some(decision) => joiner.query(&request_id, ts_ms, decision, joined),
+            None => joiner.retired(),
+        });
         Ok(())
     }
 
-    fn reward(&mut self, event: RewardEvent, applied: &mut Vec<Applied>) -> Result<(), Bad> {
-        self.spec(&event.space)?;
-        let shows_examples = self.shows_examples;
-        let (name, space, settings) = self.space(event.space);
-        let mut joined = Vec::new();
-        space.joiner.reward(&event.request_id, event.ts_ms, event.reward, event.event_id.as_deref(), &mut joined);
-        space.learn(name, joined, settings, shows_examples, applied);
+    fn reward(&mut self, event: RewardEvent, observes: bool, applied: &mut Vec<Applied>) -> Result<(), Bad> {
+        let RewardEvent { request_id, space, ts_ms, reward, event_id, .. } = event;
+        if !self.spaces.contains_key(&space) {
+            self.check_allowed(&space)?;
+            self.lobby.number += 1;
+            self.spaces.insert(space.clone(), Space::waiting(Lobby::spec(&self.settings.join)));
+        }
+        self.within(&space, observes.then_some(ts_ms), applied, |joiner, joined| {
+            joiner.reward(&request_id, ts_ms, reward, event_id.as_deref(), joined);
+        });
         Ok(())
     }
 
-    /// The settings of a space, if it is there or may be made.
-    fn spec(&self, name: &Name) -> Result<&Spec, Bad> {
-        if !self.spaces.contains_key(name) && !self.settings.spaces.contains_key(name) {
-            let listed = self.settings.spaces.keys().filter(|listed| !self.spaces.contains_key(*listed)).count();
-            if self.spaces.len() + listed >= self.settings.spaces_max {
-                return Err(Bad::TooManySpaces(self.settings.spaces_max));
-            }
-        }
-        Ok(self.settings.space(name))
-    }
-
-    /// A space, made if it is new.
-    fn space(&mut self, name: Name) -> (&Name, &mut Space, &Settings) {
-        let settings = &self.settings;
-        if !self.spaces.contains_key(&name) {
-            let spec = settings.space(&name);
-            let (trainer, joiner) = (Trainer::new(spec.clone()), Joiner::new(settings.join.clone()));
-            let space = Space { trainer, joiner, retired: BTreeSet::new(), touched: true };
-            self.spaces.insert(name.clone(), space);
-        }
-        let (name, space) = self.spaces.range_mut(&name..).next().expect("it was just made");
+    /// Passes an event to the join of its space, and learns from what is complete by then.
+    fn within(
+        &mut self,
+        name: &Name,
+        observed_ms: Option<i64>,
+        applied: &mut Vec<Applied>,
+        event: impl FnOnce(&mut Joiner<Decision>, &mut Vec<Joined<Decision>>),
+    ) {
+        let Some(space) = self.spaces.get_mut(name) else { return };
+        let mut joined = Vec::new();
+        observed_ms.into_iter().for_each(|ts_ms| space.joiner.observe(ts_ms, &mut joined));
+        event(&mut space.joiner, &mut joined);
         space.touched = true;
-        (name, space, settings)
+        space.learn(name, joined, &self.settings, self.shows_examples, applied);
+    }
+
+    fn check_allowed(&self, name: &Name) -> Result<(), Bad> {
+        if self.settings.allows(name) { Ok(()) } else { Err(Bad::UnlistedSpace(name.clone())) }
+    }
+
+    /// Makes sure that a space exists, with a learner: takes it from the lobby, or creates it. Where there are too many, it
+    /// evicts another.
+    fn admit(&mut self, name: &Name, evicted: &mut Vec<Name>) -> Result<(), Bad> {
+        if self.spaces.get(name).is_some_and(|space| !space.is_waiting()) {
+            return Ok(());
+        }
+        self.check_allowed(name)?;
+        if !self.settings.is_reserved(name) {
+            self.make_room(evicted)?;
+        }
+        if !self.spaces.contains_key(name) {
+            self.lobby.number += 1;
+            self.spaces.insert(name.clone(), Space::waiting(self.settings.join.clone()));
+        }
+        let Some(space) = self.spaces.get_mut(name) else { return Ok(()) };
+        self.lobby.number -= 1;
+        space.trainer = Some(Trainer::new(self.settings.space(name).clone()));
+        space.joiner.set_spec(self.settings.join.clone());
+        space.touched = true;
+        if space.is_saved {
+            self.deleted.push(record_key(WAITING, name, ""));
+        }
+        Ok(())
+    }
+
+    /// Makes room for one more space that is not reserved. Listed ones that are not there yet keep their places.
+    fn make_room(&mut self, evicted: &mut Vec<Name>) -> Result<(), Bad> {
+        let most = self.settings.spaces_max;
+        let is_there = |name: &Name| self.spaces.get(name).is_some_and(|space| !space.is_waiting());
+        let absent = self.settings.spaces.keys().filter(|listed| !is_there(listed)).count();
+        if self.spaces.len() - self.lobby.number + absent < most {
+            return Ok(());
+        }
+        let (_, idle) = self.blank.pop_first().ok_or(Bad::TooManySpaces(most))?;
+        self.remove(&idle);
+        evicted.push(idle);
+        Ok(())
+    }
+
+    fn bound_lobby(&mut self) {
+        while self.lobby.is_full()
+            && let Some(name) = self.lobby.idle.first().map(|(_, name)| name.clone())
+        {
+            self.unlist(&name);
+            self.remove(&name);
+        }
+    }
+
+    /// Takes a space out of the order of eviction, while it changes.
+    fn unlist(&mut self, name: &Name) {
+        let Some(space) = self.spaces.get(name).filter(|space| space.is_blank) else { return };
+        let entry = (space.probation.newest_ms(), name.clone());
+        if !space.is_waiting() {
+            self.blank.remove(&entry);
+        } else if self.lobby.idle.remove(&entry) {
+            self.lobby.bytes -= space.lobby_bytes();
+        }
+    }
+
+    /// Puts a space where it belongs in the order of eviction, if it may be evicted.
+    fn list(&mut self, name: &Name) {
+        let Some(space) = self.spaces.get(name).filter(|space| space.is_blank) else { return };
+        if self.settings.is_reserved(name) {
+            return;
+        }
+        let entry = (space.probation.newest_ms(), name.clone());
+        if space.is_waiting() {
+            self.lobby.bytes += space.lobby_bytes();
+            self.lobby.idle.insert(entry);
+        } else {
+            self.blank.insert(entry);
+        }
+    }
+
+    /// Removes a space that is in no order of eviction, and keeps its counts. Its saved records are deleted with the next
+    /// changes. False if there is none of this name.
+    fn remove(&mut self, name: &Name) -> bool {
+        let Some(mut space) = self.spaces.remove(name) else { return false };
+        self.lobby.number -= usize::from(space.is_waiting());
+        let counts = space.evict_all();
+        self.gone.join += counts.join;
+        self.gone.applied += counts.applied;
+        self.gone_touched = true;
+        if space.is_saved {
+            self.deleted.extend([SPACE, TRAINER, WAITING].map(|kind| record_key(kind, name, "")));
+            space.joiner.take_changes(|request_id, _| self.deleted.push(record_key(QUERY, name, request_id)));
+        }
+        true
     }
 }
 
@@ -566,13 +959,17 @@ static NONE_RETIRED: BTreeSet<Name> = BTreeSet::new();
 #[derive(Default)]
 struct SpaceParts {
     space: Option<SavedSpace>,
+    waiting: Option<SavedSpace>,
     trainer: Option<Vec<u8>>,
     requests: Vec<(String, Record<Decision>)>,
 }
 
 const SPACE: u8 = b's';
 const TRAINER: u8 = b't';
+const WAITING: u8 = b'r';
 const QUERY: u8 = b'q';
+const GONE: u8 = b'g';
+const DEAD_LETTERS: u8 = b'd';
 
 fn record_key(kind: u8, space: &Name, request_id: &str) -> Vec<u8> {
     let mut key = vec![kind];
@@ -590,6 +987,11 @@ pub fn learner_key(space: &Name) -> Vec<u8> {
     record_key(TRAINER, space, "")
 }
 
+/// Whether a record of a snapshot belongs to no space, but to the lane itself, by its key.
+pub fn is_of_lane(key: &[u8]) -> bool {
+    key == [GONE] || key == [DEAD_LETTERS]
+}
+
 /// The space that a record of a snapshot belongs to, by its key.
 pub fn space_of(key: &[u8]) -> Option<Name> {
     split_key(key).map(|(_, space, _)| space)
@@ -599,7 +1001,7 @@ fn split_key(key: &[u8]) -> Option<(u8, Name, String)> {
     let (&kind, rest) = key.split_first()?;
     let text = str::from_utf8(rest).ok()?;
     let (space, request_id) = match kind {
-        SPACE | TRAINER => (text, ""),
+        SPACE | TRAINER | WAITING => (text, ""),
         QUERY => text.split_once('\0')?,
         _ => return None,
     };
@@ -607,16 +1009,69 @@ fn split_key(key: &[u8]) -> Option<(u8, Name, String)> {
 }
 
 impl Space {
-    fn restore(settings: &Settings, name: &Name, parts: SpaceParts) -> Result<Self, BadSnapshot> {
-        let (Some(saved), Some(trainer)) = (parts.space, parts.trainer) else { return Err(BadSnapshot::Stray) };
+    /// One in the lobby, that has not seen anything.
+    fn waiting(join: JoinSpec) -> Self {
+        let (joiner, probation) = (Joiner::new(join), Probation::new());
+        let retired = BTreeSet::new();
+        Self { trainer: None, joiner, probation, retired, is_blank: true, touched: true, is_saved: false }
+    }
+
+    /// Whether it is in the lobby.
+    fn is_waiting(&self) -> bool {
+        self.trainer.is_none()
+    }
+
+    /// What it takes in the lobby.
+    fn lobby_bytes(&self) -> usize {
+        LOBBY_SPACE_BYTES + self.joiner.load().bytes + self.probation.bytes()
+    }
+
+    fn restore(settings: &Settings, parser: &Parser, name: &Name, parts: SpaceParts) -> Result<Self, BadSnapshot> {
+        match (parts.space, parts.waiting) {
+            (Some(saved), None) => Self::restore_created(settings, parser, name, saved, parts.trainer, parts.requests),
+            (None, Some(saved)) if parts.trainer.is_none() => {
+                Self::restore_waiting(settings, parser, name, saved, parts.requests)
+            }
+            _ => Err(BadSnapshot::Stray),
+        }
+    }
+
+    fn restore_waiting(
+        settings: &Settings,
+        parser: &Parser,
+        name: &Name,
+        saved: SavedSpace,
+        requests: Vec<(String, Record<Decision>)>,
+    ) -> Result<Self, BadSnapshot> {
+        let bad_join = |problem| BadSnapshot::Join { space: name.to_string(), problem };
+        let mut joiner = Joiner::restore(saved.join, requests).map_err(bad_join)?;
+        if joiner.waiting().next().is_some() {
+            return Err(bad_join(BadJoin));
+        }
+        let probation = Probation::restore(saved.probation, parser).ok_or_else(|| bad_join(BadJoin))?;
+        let join = Lobby::spec(&settings.join);
+        let touched = joiner.head().spec != join;
+        joiner.set_spec(join.clone());
+        Ok(Self { joiner, probation, touched, is_saved: true, ..Self::waiting(join) })
+    }
+
+    fn restore_created(
+        settings: &Settings,
+        parser: &Parser,
+        name: &Name,
+        saved: SavedSpace,
+        trainer: Option<Vec<u8>>,
+        requests: Vec<(String, Record<Decision>)>,
+    ) -> Result<Self, BadSnapshot> {
         let spec = settings.space(name);
-        let trainer = Trainer::restore(spec.clone(), &trainer)
+        let (trainer, is_blank) = restore_trainer(spec, trainer.as_deref())
             .map_err(|problem| BadSnapshot::Space { space: name.to_string(), problem })?;
         let bad_join = |problem| BadSnapshot::Join { space: name.to_string(), problem };
-        let mut joiner = Joiner::restore(saved.join, parts.requests).map_err(bad_join)?;
+        let mut joiner = Joiner::restore(saved.join, requests).map_err(bad_join)?;
         if joiner.waiting().any(|decision| !decision.fits(spec.dim, saved.models.len())) {
             return Err(bad_join(BadJoin));
         }
+        let probation = Probation::restore(saved.probation, parser).ok_or_else(|| bad_join(BadJoin))?;
         let touched = joiner.head().spec != settings.join || saved.models != spec.models;
         joiner.set_spec(settings.join.clone());
         let mut retired = saved.retired;
@@ -627,7 +1082,43 @@ impl Space {
             retired.extend(saved.models);
         }
         retired.retain(|model| !spec.models.contains(model));
-        Ok(Self { trainer, joiner, retired, touched })
+        Ok(Self { trainer: Some(trainer), joiner, probation, retired, is_blank, touched, is_saved: true })
+    }
+
+    /// Counts all that it holds as evicted; the counts that it leaves behind.
+    fn evict_all(&mut self) -> Counts {
+        // Bounds of nothing: the join evicts everything, and tracks what to delete.
+        self.joiner.set_spec(JoinSpec { pending_max: 0, remembered_max: 0, ..self.joiner.head().spec });
+        self.joiner.remap(|_| true);
+        let mut counts = self.counts();
+        let JoinCounts { queries, rewards } = &mut counts.join;
+        // What is left was on probation.
+        queries.evicted += std::mem::take(&mut queries.pending);
+        rewards.evicted += std::mem::take(&mut rewards.pending);
+        counts
+    }
+
+    /// What became of its events; those on probation are pending.
+    fn counts(&self) -> Counts {
+        let mut join = *self.joiner.counts();
+        let (queries, rewards) = (self.probation.pending(Side::Query), self.probation.pending(Side::Reward));
+        join.queries.read += queries;
+        join.queries.pending += queries;
+        join.rewards.read += rewards;
+        join.rewards.pending += rewards;
+        let applied = self.trainer.as_ref().map_or(0, Trainer::learned);
+        Counts { join, applied, ..Counts::default() }
+    }
+
+    /// Takes back an event that still waits for its counterpart; false if it does not.
+    fn withdraw(&mut self, input: &Input) -> bool {
+        match &input.event {
+            Ok(Event::Query(event)) => self.joiner.withdraw_query(&event.request_id, event.ts_ms),
+            Ok(Event::Reward(RewardEvent { request_id, ts_ms, reward, event_id, .. })) => {
+                self.joiner.withdraw_reward(request_id, *ts_ms, *reward, event_id.as_deref())
+            }
+            Err(_) => false,
+        }
     }
 
     fn learn(
@@ -638,15 +1129,21 @@ impl Space {
         shows_examples: bool,
         applied: &mut Vec<Applied>,
     ) {
+        self.is_blank &= joined.is_empty();
         for Joined { request_id, ts_ms, payload, reward, rewarded_ms, .. } in joined {
             let reward = settings.reward.unit(reward);
             let model = usize::from(payload.model);
             let example = self.example(payload, reward, settings.missing_propensities);
             let shown = shows_examples.then(|| example.clone());
-            self.trainer.learn(example).expect("checked against this space when it came");
+            self.trainer_mut().learn(example).expect("checked against this space when it came");
             let latency_ms = rewarded_ms.map(|rewarded_ms| rewarded_ms.saturating_sub(ts_ms));
             applied.push(Applied { space: name.clone(), request_id, model, reward, latency_ms, example: shown });
         }
+    }
+
+    /// The learner of a space that has had a query.
+    fn trainer_mut(&mut self) -> &mut Trainer {
+        self.trainer.as_mut().expect("what is joined had a query, which came with a learner")
     }
 
     fn example(&self, decision: Decision, reward: f64, missing: MissingPropensities) -> Example {
@@ -669,9 +1166,10 @@ impl Space {
         chosen: Option<f64>,
         missing: MissingPropensities,
     ) -> (Vec<f64>, Option<Vec<f64>>) {
-        let models = self.trainer.spec().models.len();
+        let trainer = self.trainer.as_ref().expect("what is joined had a query, which came with a learner");
+        let models = trainer.spec().models.len();
         if missing == MissingPropensities::Current {
-            let current = self.trainer.distribution(query).expect("checked when it came");
+            let current = trainer.distribution(query).expect("checked when it came");
             let mut propensities = current.propensities;
             // A fixed policy gives all but one model nothing, yet this one was chosen.
             propensities[model] = chosen.unwrap_or(propensities[model]).max(f64::MIN_POSITIVE);
@@ -682,6 +1180,16 @@ impl Space {
         propensities[model] = chosen;
         (propensities, None)
     }
+}
+
+/// A saved learner, or a new one; and whether it is as good as new.
+fn restore_trainer(spec: &Spec, saved: Option<&[u8]>) -> Result<(Trainer, bool), BadState> {
+    let new = || Trainer::new(spec.clone());
+    let Some(saved) = saved else { return Ok((new(), true)) };
+    let trainer = Trainer::restore(spec.clone(), saved)?;
+    // Imported parameters come without examples.
+    let is_blank = trainer.learned() == 0 && trainer.policy() == new().policy();
+    Ok((trainer, is_blank))
 }
 
 impl Decision {
@@ -759,6 +1267,7 @@ fn decide(
 mod tests {
     use super::*;
     use crate::config::Config;
+    use crate::event_time::CONFIRMATIONS;
     use proptest::prelude::*;
 
     fn step(engine: &mut Engine, side: Side, text: &str) -> Effects {
@@ -768,6 +1277,121 @@ mod tests {
 
     fn engine(set: &str) -> Engine {
         Engine::new(toml::from_str::<Config>(set).unwrap().check().unwrap())
+    }
+
+    /// A log of `number` requests a second apart, each with its reward at the very end of its window.
+    fn traffic(number: i64) -> Vec<(i64, Side, String)> {
+        let start = 1_700_000_000_000;
+        let pair = |i: i64| {
+            let (asked, rewarded) = (start + 1000 * i, start + 1000 * i + 10_000);
+            let query = format!(
+                r#"{{"request_id":"r{i}","ts_ms":{asked},"query":[1,{i}],"model":"b","propensities":{{"a":0.5,"b":0.5}}}}"#
+            );
+            let reward = format!(r#"{{"request_id":"r{i}","ts_ms":{rewarded},"reward":1}}"#);
+            [(asked, Side::Query, query), (rewarded, Side::Reward, reward)]
+        };
+        let mut events: Vec<_> = (0..number).flat_map(pair).collect();
+        events.sort();
+        events
+    }
+
+    const NARROW: &str =
+        "[learner]\ndim = 2\nmodels = [\"a\", \"b\", \"c\"]\n[join]\nwindow_ms = 10000\nearly_ms = 0\n";
+
+    proptest! {
+        /// Up to seven wrong timestamps, anywhere in the log: every other event is joined, in its order.
+        #[test]
+        fn a_few_wrong_timestamps_cost_no_other_event_anything(
+            wrong in prop::collection::vec((any::<i64>(), any::<bool>(), any::<prop::sample::Index>()), 0..CONFIRMATIONS),
+            restart in any::<prop::sample::Index>(),
+        ) {
+            let mut events = traffic(200);
+            for (i, (ts_ms, is_query, at)) in wrong.iter().enumerate() {
+                let text = match is_query {
+                    true => format!(r#"{{"request_id":"w{i}","ts_ms":{ts_ms},"query":[1,1],"model":"b","propensities":{{"b":1}}}}"#),
+                    false => format!(r#"{{"request_id":"w{i}","ts_ms":{ts_ms},"reward":1}}"#),
+                };
+                let side = if *is_query { Side::Query } else { Side::Reward };
+                events.insert(at.index(events.len() + 1), (*ts_ms, side, text));
+            }
+            let mut lane = engine(NARROW);
+            let (mut applied, restart) = (Vec::new(), restart.index(events.len()));
+            for (i, (_, side, text)) in events.iter().enumerate() {
+                if i == restart {
+                    let digest = lane.digest();
+                    let records = lane.take_changes().into_iter().filter_map(|(key, value)| Some((key, value?)));
+                    lane = Engine::restore(lane.settings.clone(), lane.head(), records).unwrap();
+                    prop_assert_eq!(lane.digest(), digest);
+                }
+                applied.extend(step(&mut lane, *side, text).applied);
+                prop_assert!(lane.counts().join.balance());
+                prop_assert_eq!(lane.counts().queries() + lane.counts().rewards(), i as u64 + 1);
+            }
+            let held: usize = lane.spaces.values().map(|space| space.probation.len()).sum();
+            prop_assert!(held < CONFIRMATIONS);
+            applied.extend(lane.finish().applied);
+            let ids: Vec<String> = applied.iter().map(|applied| applied.request_id.clone()).filter(|id| id.starts_with('r')).collect();
+            prop_assert_eq!(ids, (0..200).map(|i| format!("r{i}")).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_contradicted_event_becomes_a_dead_letter_with_its_bytes_and_its_place() {
+        let wrong = r#"{"request_id":"w","ts_ms":1700000000000000,"query":[1,1],"model":"b","propensities":{"b":1}}"#;
+        for at in [0, 5, 100] {
+            let mut lane = engine(NARROW);
+            let mut dead = Vec::new();
+            for (i, (_, side, text)) in traffic(200).iter().enumerate() {
+                if i == at {
+                    let input = Input::parse(&Parser::new(&lane.settings), Side::Query, wrong.into(), None);
+                    let effects = lane.step_from(input, || "there".to_owned());
+                    assert_eq!(effects, Effects::default());
+                    assert_eq!(lane.counts().queries_dead, 0);
+                }
+                dead.extend(step(&mut lane, *side, text).dead_letters);
+            }
+            let [DeadLetter { bytes, bad, place, .. }] = &dead[..] else { panic!("{at}: {dead:?}") };
+            let found = (bytes.as_slice(), bad.reason(), place.as_deref());
+            assert_eq!(found, (wrong.as_bytes(), "future-time", Some("there")), "{at}");
+            let counts = lane.counts();
+            assert_eq!((counts.queries_dead, counts.join.queries.late, counts.join.rewards.orphaned), (1, 0, 0));
+        }
+    }
+
+    #[test]
+    fn a_gap_is_followed_once_enough_events_confirm_it() {
+        let mut lane = engine(NARROW);
+        let night = 12 * 3_600_000;
+        for (_, side, text) in traffic(100) {
+            step(&mut lane, side, &text);
+        }
+        let before = lane.counts();
+        for (i, (ts_ms, side, text)) in traffic(100).into_iter().enumerate() {
+            let text = text.replace(&ts_ms.to_string(), &(ts_ms + night).to_string()).replace("\"r", "\"n");
+            let text = text.replace("\"nequest_id", "\"request_id").replace("\"neward", "\"reward");
+            assert_eq!(step(&mut lane, side, &text).dead_letters, []);
+            let held = lane.counts().join.queries.pending - before.join.queries.pending;
+            assert!(i < 7 || lane.spaces.values().all(|space| space.probation.is_empty()), "{i}: {held}");
+        }
+        assert_eq!(lane.counts().applied, 200);
+        assert_eq!((lane.counts().queries_dead, lane.counts().rewards_dead), (0, 0));
+    }
+
+    #[test]
+    fn what_nothing_can_confirm_any_more_is_taken_last() {
+        let mut lane = engine(NARROW);
+        for (_, side, text) in traffic(50) {
+            step(&mut lane, side, &text);
+        }
+        for (_, side, text) in traffic(1) {
+            let text = text.replace("17000000", "17100000").replace("\"r0", "\"end");
+            assert_eq!(step(&mut lane, side, &text), Effects::default());
+        }
+        let counts = lane.counts();
+        assert_eq!((counts.join.queries.pending, counts.join.rewards.pending, counts.applied), (1, 1, 50));
+        let applied = lane.finish().applied;
+        assert_eq!(applied.iter().map(|a| a.request_id.as_str()).collect::<Vec<_>>(), ["end"]);
+        assert!(lane.counts().join.balance());
     }
 
     const SMALL: &str = "[learner]\ndim = 2\nmodels = [\"a\", \"b\", \"c\"]\n";
@@ -784,7 +1408,7 @@ mod tests {
         ] {
             let mut engine = engine(SMALL);
             let text = query.replace(from, to);
-            let letter = step(&mut engine, Side::Query, &text).dead_letter.unwrap();
+            let letter = step(&mut engine, Side::Query, &text).dead_letters.remove(0);
             assert_eq!((letter.bad.reason(), letter.bytes), (reason, text.into_bytes()));
             assert_eq!(engine.counts().queries_dead, 1);
             assert_eq!(engine.spaces().count(), 0, "a bad event makes no space");
@@ -801,9 +1425,13 @@ mod tests {
             let text = format!(r#"{{"request_id":"r","ts_ms":{ts_ms},"reward":{reward}}}"#);
             assert_eq!(step(&mut engine, Side::Reward, &text), Effects::default());
         }
-        // The first event beyond the window closes it.
+        // The window closes when enough events are beyond it.
         let other = r#"{"request_id":"s","ts_ms":20,"reward":1}"#;
-        let applied = step(&mut engine, Side::Reward, other).applied;
+        let mut applied: Vec<Applied> = Vec::new();
+        for _ in 0..CONFIRMATIONS {
+            assert_eq!(applied, []);
+            applied = step(&mut engine, Side::Reward, other).applied;
+        }
         let space = Name::default_space();
         assert_eq!(
             applied,
@@ -822,7 +1450,7 @@ mod tests {
             let set = SMALL.replace("dim = 2", &format!("dim = 2\nmissing_propensities = \"{missing}\""));
             let mut engine = engine(&set);
             let text = format!(r#"{{"request_id":"r","ts_ms":1,"query":[1,1],"model":"b"{propensity}}}"#);
-            assert_eq!(step(&mut engine, Side::Query, &text).dead_letter, None);
+            assert_eq!(step(&mut engine, Side::Query, &text).dead_letters, []);
             let space = &engine.spaces[&Name::default_space()];
             let query = Query::new([1.0, 1.0]).unwrap();
             let chosen = if propensity.is_empty() { None } else { Some(0.5) };
@@ -842,7 +1470,8 @@ mod tests {
             policy: Some(vec![0.1, 0.7, 0.2]),
         };
         let mut engine = engine(SMALL);
-        let (_, space, _) = engine.space(Name::default_space());
+        engine.admit(&Name::default_space(), &mut Vec::new()).unwrap();
+        let space = &engine.spaces[&Name::default_space()];
         for (known, missing) in [
             (Known::Full(vec![0.2, 0.6, 0.2]), MissingPropensities::Reject),
             (Known::Chosen(0.6), MissingPropensities::Uniform),
@@ -851,6 +1480,138 @@ mod tests {
         ] {
             let example = space.example(decision(known), 1.0, missing);
             assert_eq!(example.policy(), [0.1, 0.7, 0.2]);
+        }
+    }
+
+    fn query_of(space: &str, id: &str, ts_ms: i64) -> String {
+        format!(
+            r#"{{"request_id":"{id}","space":"{space}","ts_ms":{ts_ms},"query":[1,1],"model":"a","propensities":{{"a":0.5,"b":0.5}}}}"#
+        )
+    }
+
+    fn reward_of(space: &str, id: &str, ts_ms: i64) -> String {
+        format!(r#"{{"request_id":"{id}","space":"{space}","ts_ms":{ts_ms},"reward":1}}"#)
+    }
+
+    fn names(engine: &Engine) -> Vec<&str> {
+        engine.names().map(Name::as_str).collect()
+    }
+
+    #[test]
+    fn rewards_wait_outside_of_the_limit_and_are_joined_once_their_query_comes() {
+        let mut engine = engine(&format!("{SMALL}spaces_max = 2\n"));
+        for i in 0..50 {
+            let effects = step(&mut engine, Side::Reward, &reward_of(&format!("junk-{i}"), "r", 1));
+            assert_eq!(effects, Effects::default());
+        }
+        step(&mut engine, Side::Reward, &reward_of("shop", "r", 2));
+        assert_eq!((names(&engine).len(), engine.counts().join.rewards.pending), (0, 51));
+        let applied = step(&mut engine, Side::Query, &query_of("shop", "r", 3)).applied;
+        assert_eq!((applied.len(), names(&engine)), (1, vec!["shop"]), "the early reward counts");
+        engine.finish();
+        let counts = engine.counts();
+        assert_eq!((counts.join.rewards.used, counts.join.rewards.orphaned, counts.join.balance()), (1, 50, true));
+    }
+
+    #[test]
+    fn the_lobby_is_bounded_and_counts_what_it_evicts() {
+        let mut engine = engine(SMALL);
+        let number = LOBBY_MAX as i64 + 7;
+        for i in 0..number {
+            step(&mut engine, Side::Reward, &reward_of(&format!("junk-{i}"), "r", i));
+        }
+        step(&mut engine, Side::Reward, &reward_of("default", "r", 0));
+        let rewards = engine.counts().join.rewards;
+        assert_eq!((rewards.evicted, rewards.pending, rewards.read), (7, LOBBY_MAX as u64 + 1, number as u64 + 1));
+        assert!(engine.spaces.contains_key(&Name::default_space()), "it always fits");
+        // One space with more rewards than it may hold: its oldest are evicted, no other space is.
+        let before = engine.lobby.number;
+        for i in 0..3000 {
+            step(&mut engine, Side::Reward, &reward_of("junk-100", &format!("r{i}"), number));
+        }
+        assert_eq!((engine.lobby.number, engine.spaces.len()), (before, before));
+        assert!(engine.counts().join.rewards.evicted > 7 && engine.counts().join.balance());
+        let bytes: usize = engine.spaces.values().map(Space::lobby_bytes).sum();
+        let reserved = engine.spaces[&Name::default_space()].lobby_bytes();
+        assert_eq!(engine.lobby.bytes, bytes - reserved);
+    }
+
+    #[test]
+    fn a_new_space_evicts_the_most_idle_one_without_examples() {
+        let mut engine = engine(&format!("{SMALL}spaces_max = 3\n[spaces.listed]\n"));
+        step(&mut engine, Side::Query, &query_of("learned", "r", 1));
+        step(&mut engine, Side::Reward, &reward_of("learned", "r", 1));
+        step(&mut engine, Side::Query, &query_of("idle", "r", 2));
+        let evicted = |effects: Effects| effects.evicted.first().map(ToString::to_string);
+        assert_eq!(evicted(step(&mut engine, Side::Query, &query_of("busy", "r", 3))).as_deref(), Some("idle"));
+        assert_eq!(evicted(step(&mut engine, Side::Query, &query_of("listed", "r", 4))), None);
+        assert_eq!(evicted(step(&mut engine, Side::Query, &query_of("default", "r", 4))), None);
+        assert_eq!(names(&engine), ["busy", "default", "learned", "listed"]);
+        step(&mut engine, Side::Reward, &reward_of("busy", "r", 5));
+        let letter = step(&mut engine, Side::Query, &query_of("late", "r", 6)).dead_letters.remove(0);
+        assert_eq!(letter.bad.reason(), "too-many-spaces", "all that may be evicted have examples");
+        let counts = engine.counts();
+        assert_eq!((counts.join.queries.evicted, counts.applied, counts.join.balance()), (1, 2, true));
+        assert!(engine.is_blank(&Name::default_space()), "it has no examples yet");
+        assert!(engine.drop_space(&Name::try_from("learned").unwrap()) && !names(&engine).contains(&"learned"));
+        assert_eq!((engine.counts().applied, engine.counts().join.balance()), (2, true), "counts outlive a space");
+    }
+
+    #[test]
+    fn only_listed_spaces_where_the_configuration_says_so() {
+        let mut engine = engine(&format!("{SMALL}spaces = \"listed\"\n[spaces.shop]\n"));
+        for (space, is_good) in [("shop", true), ("default", true), ("junk", false)] {
+            for (side, text) in [(Side::Query, query_of(space, "r", 1)), (Side::Reward, reward_of(space, "s", 1))] {
+                let letters = step(&mut engine, side, &text).dead_letters;
+                assert_eq!(
+                    letters.first().map(|letter| letter.bad.reason()),
+                    (!is_good).then_some("unlisted-space"),
+                    "{text}"
+                );
+            }
+        }
+    }
+
+    proptest! {
+        /// However often it is restored, and whatever is evicted: the same state, no record left over, and counts that
+        /// balance.
+        #[test]
+        fn evictions_survive_restarts(
+            events in prop::collection::vec((0..8_usize, 0..4_u8, any::<bool>(), 0..3_i64), 1..120),
+            every in 1..12_usize,
+        ) {
+            let set = format!("{SMALL}spaces_max = 3\n[spaces.s7]\n[join]\nwindow_ms = 20\nearly_ms = 10\n");
+            let settings = toml::from_str::<Config>(&set).unwrap().check().unwrap();
+            let (mut plain, mut restarted) = (Engine::new(settings.clone()), Engine::new(settings.clone()));
+            let mut store = BTreeMap::<Vec<u8>, Vec<u8>>::new();
+            let mut keep = |engine: &mut Engine| {
+                for (key, value) in engine.take_changes() {
+                    match value {
+                        Some(value) => drop(store.insert(key, value)),
+                        None => drop(store.remove(&key)),
+                    }
+                }
+                store.clone()
+            };
+            let mut now_ms = 0;
+            for (i, (space, id, is_query, later)) in events.iter().enumerate() {
+                now_ms += later;
+                let (space, id) = (format!("s{space}"), format!("r{id}"));
+                let (side, text) = match is_query {
+                    true => (Side::Query, query_of(&space, &id, now_ms)),
+                    false => (Side::Reward, reward_of(&space, &id, now_ms)),
+                };
+                prop_assert_eq!(step(&mut plain, side, &text), step(&mut restarted, side, &text));
+                if i % every == 0 {
+                    let records = keep(&mut restarted);
+                    restarted = Engine::restore(settings.clone(), restarted.head(), records).unwrap();
+                }
+            }
+            prop_assert_eq!(plain.digest(), restarted.digest());
+            prop_assert!(plain.counts().join.balance() && names(&plain).len() <= 3);
+            let records = keep(&mut restarted);
+            let fresh: BTreeMap<_, _> = plain.take_changes().into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
+            prop_assert!(records.keys().eq(fresh.keys()), "records of what was evicted are deleted");
         }
     }
 

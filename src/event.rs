@@ -3,6 +3,7 @@
 //! Parse, don't validate: a value of one of these types is already good. A query is finite and of unit norm, an
 //! example's probabilities and reward are in range, so nothing behind this door has to ask again.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,19 @@ use thiserror::Error;
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
-/// Why a string is not a [`Name`].
+/// Bytes of a bad name that an error quotes.
+const QUOTED_BYTES_MAX: usize = 80;
+
+/// At most `bytes_max` bytes of a text, cut between two characters. A cut text says how long it was.
+pub fn excerpt(text: &str, bytes_max: usize) -> Cow<'_, str> {
+    if text.len() <= bytes_max {
+        return Cow::Borrowed(text);
+    }
+    let end = (0..=bytes_max).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    Cow::Owned(format!("{}... ({} bytes)", &text[..end], text.len()))
+}
+
+/// Why a string is not a [`Name`]. Long strings are quoted in part, since the error may travel with the event.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{0:?} is not a name: use 1 to 64 of A-Z a-z 0-9 . _ -, not starting with a dot")]
 pub struct BadName(pub String);
@@ -22,6 +35,11 @@ impl Name {
     /// The space of events that name none.
     pub fn default_space() -> Self {
         Self("default".to_owned())
+    }
+
+    /// Whether it is the space of events that name none.
+    pub fn is_default(&self) -> bool {
+        self.0 == "default"
     }
 
     /// The name as text.
@@ -38,7 +56,7 @@ impl TryFrom<String> for Name {
         if (1..=64).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(allowed) {
             Ok(Self(text))
         } else {
-            Err(BadName(text))
+            Err(BadName(excerpt(&text, QUOTED_BYTES_MAX).into_owned()))
         }
     }
 }
@@ -302,6 +320,14 @@ mod tests {
         for bad in ["", ".hidden", "a b", "ä", "a/b", &"x".repeat(65)] {
             assert_eq!(Name::try_from(bad), Err(BadName(bad.to_owned())));
         }
+    }
+
+    #[test]
+    fn long_names_are_quoted_in_part() {
+        let BadName(quoted) = Name::try_from("x".repeat(600_000)).unwrap_err();
+        assert_eq!(quoted, format!("{}... (600000 bytes)", "x".repeat(80)));
+        assert_eq!(excerpt("aää", 2), "a... (5 bytes)", "cut between characters");
+        assert_eq!(excerpt("aää", 5), "aää");
     }
 
     #[test]

@@ -1,12 +1,11 @@
 //! The join of query events with reward events, for one space, in event time.
 //!
-//! A space's time T is the largest `ts_ms` it has seen. Each event first moves T, then closes what T is past, then is
-//! judged itself; so no clock and no arrival rate can change what is learned. With w = `window_ms`, e = `early_ms`:
+//! A space's time T is an [`EventTime`]: the 8th largest `ts_ms` observed, so that a few wrong timestamps close no window.
+//! The caller observes an event's timestamp first, which moves T and closes what T is past, and then hands the event
+//! over; so no clock and no arrival rate can change what is learned. With w = `window_ms`, e = `early_ms`:
 //!
 //! - a reward counts if ts_query - e <= ts_reward <= ts_query + w, both ends included;
 //! - a query's window is past when T > ts_query + w, a waiting reward is past when T > ts_reward + e.
-//!
-//! So a query that is still open and a reward that still waits always fit each other, whatever order they came in.
 //!
 //! What becomes of a query, the first that applies:
 //!
@@ -26,7 +25,7 @@
 //! |---|---|
 //! | duplicate | under `first` its request has joined; else its identity is known in its request |
 //! | orphaned | no query within reach: it is older than ts_query - e, none came until it was past, or it was retired |
-//! | late | its request is finished, however that came about |
+//! | late | its request is finished, however that came about, or it is newer than ts_query + w |
 //! | used | it went into an example, alone or aggregated |
 //! | evicted | it was held for a request that was evicted |
 //! | pending | none of these yet |
@@ -48,6 +47,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize, Serializer};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::event_time::{CONFIRMATIONS, EventTime};
 
 /// What a query carries through the join.
 pub trait Payload {
@@ -209,7 +210,7 @@ pub struct JoinHead {
     /// How it joins.
     pub spec: JoinSpec,
     /// The space's time.
-    pub time_ms: Option<i64>,
+    pub clock: EventTime,
     /// What became of all that came.
     pub counts: JoinCounts,
     /// As in [`Load`]: no count tells otherwise whether a finished request got lost.
@@ -224,7 +225,26 @@ pub struct Record<P>(State<Waiting<P>, Finished>);
 #[derive(Debug, Serialize)]
 pub struct RecordRef<'a, P>(State<&'a Waiting<P>, &'a Finished>);
 
-/// Why a saved joiner cannot be gone on with.
+/// The head as format version 1 had it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct JoinHeadV1 {
+    spec: JoinSpec,
+    time_ms: Option<i64>,
+    counts: JoinCounts,
+    remembered: usize,
+}
+
+impl From<JoinHeadV1> for JoinHead {
+    /// A single event could set that version's time to anything, so the time counts as one observation.
+    fn from(old: JoinHeadV1) -> Self {
+        let JoinHeadV1 { spec, time_ms, counts, remembered } = old;
+        let mut clock = EventTime::new(CONFIRMATIONS);
+        time_ms.into_iter().for_each(|time_ms| clock.observe(time_ms));
+        Self { spec, clock, counts, remembered }
+    }
+}
+
+/// Why a saved joiner cannot be restored.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("the saved join contradicts itself: go back to an older snapshot, or replay")]
 pub struct BadJoin;
@@ -233,7 +253,7 @@ pub struct BadJoin;
 #[derive(Debug, Clone, Serialize)]
 pub struct Joiner<P> {
     spec: JoinSpec,
-    time_ms: Option<i64>,
+    clock: EventTime,
     counts: JoinCounts,
     pool: Pool<P>,
     memory: Memory,
@@ -242,21 +262,26 @@ pub struct Joiner<P> {
 impl<P: Payload> Joiner<P> {
     /// A joiner that has not seen anything.
     pub fn new(spec: JoinSpec) -> Self {
+        Self::with_clock(spec, EventTime::new(CONFIRMATIONS))
+    }
+
+    fn with_clock(spec: JoinSpec, clock: EventTime) -> Self {
         let (pool, memory) = (Pool::new(), Memory::default());
-        Self { spec, time_ms: None, counts: JoinCounts::default(), pool, memory }
+        Self { spec, clock, counts: JoinCounts::default(), pool, memory }
     }
 
     /// The joiner that was saved, from its head and the last record of every request, in any order.
     ///
     /// It tracks changes from here on, and has none yet: what it holds is saved already.
     pub fn restore(head: JoinHead, records: impl IntoIterator<Item = (String, Record<P>)>) -> Result<Self, BadJoin> {
-        let JoinHead { spec, time_ms, counts, remembered } = head;
-        let mut joiner = Self { time_ms, counts, ..Self::new(spec) };
+        let JoinHead { spec, clock, counts, remembered } = head;
+        let mut joiner = Self { counts, ..Self::with_clock(spec, clock) };
         for (request_id, record) in records {
             joiner.put_back(&request_id, record)?;
         }
         let pending = joiner.pending() == (counts.queries.pending, counts.rewards.pending);
-        if !counts.balance() || !pending || joiner.memory.entries != remembered {
+        let sound = counts.balance() && joiner.clock.is_sound();
+        if !sound || !pending || joiner.memory.entries != remembered {
             return Err(BadJoin);
         }
         joiner.pool.touched = Touched::nothing_yet();
@@ -269,10 +294,22 @@ impl<P: Payload> Joiner<P> {
         self.spec = spec;
     }
 
+    /// Takes an event's timestamp into account, before the event itself, and closes what the space's time is past then;
+    /// what is complete is appended to `out`, in the order of completion.
+    pub fn observe(&mut self, ts_ms: i64, out: &mut Vec<Joined<P>>) {
+        self.clock.observe(ts_ms);
+        self.pass(out);
+        (self.counts.queries.pending, self.counts.rewards.pending) = self.pending();
+    }
+
+    /// Takes back a timestamp that turned out to be wrong: it confirms no other any more.
+    pub fn retract(&mut self, ts_ms: i64) {
+        self.clock.retract(ts_ms);
+    }
+
     /// Takes a query; what is complete by then is appended to `out`, in the order of completion.
     pub fn query(&mut self, request_id: &str, ts_ms: i64, payload: P, out: &mut Vec<Joined<P>>) {
         self.counts.queries.read += 1;
-        self.pass(ts_ms, out);
         if self.has_query(request_id) {
             self.counts.queries.duplicate += 1;
         } else if self.is_past(self.deadline(ts_ms)) {
@@ -293,7 +330,6 @@ impl<P: Payload> Joiner<P> {
         out: &mut Vec<Joined<P>>,
     ) {
         self.counts.rewards.read += 1;
-        self.pass(ts_ms, out);
         let identity = identity(ts_ms, reward, event_id);
         if self.memory.contains(request_id) {
             self.follow_up(request_id, ts_ms, identity);
@@ -305,12 +341,33 @@ impl<P: Payload> Joiner<P> {
         self.keep_bounds();
     }
 
-    /// Takes a query whose model was removed: it moves time and is counted; what is complete by then is appended.
-    pub fn retired(&mut self, ts_ms: i64, out: &mut Vec<Joined<P>>) {
+    /// Counts a query whose model was removed.
+    pub fn retired(&mut self) {
         self.counts.queries.read += 1;
         self.counts.queries.retired += 1;
-        self.pass(ts_ms, out);
         self.keep_bounds();
+    }
+
+    /// Takes back an open query, as if it had never been read, and drops the rewards held for it; false if it is not open.
+    pub fn withdraw_query(&mut self, request_id: &str, ts_ms: i64) -> bool {
+        let request = self.pool.requests.get(request_id);
+        let is_open = request.and_then(|request| request.query.as_ref()).is_some_and(|asked| asked.ts_ms == ts_ms);
+        if is_open && let Some((_, request)) = self.pool.take(request_id) {
+            self.counts.queries.read -= 1;
+            self.counts.rewards.orphaned += request.rewards.len() as u64;
+            self.keep_bounds();
+        }
+        is_open
+    }
+
+    /// Takes back a reward that waits for its query, as if it had never been read; false if it does not wait.
+    pub fn withdraw_reward(&mut self, request_id: &str, ts_ms: i64, reward: f64, event_id: Option<&str>) -> bool {
+        let waits = self.pool.drop_early(request_id, ts_ms, identity(ts_ms, reward, event_id));
+        if waits {
+            self.counts.rewards.read -= 1;
+            self.keep_bounds();
+        }
+        waits
     }
 
     /// Rewrites the payloads of all open queries, in the order of their ids: for a restart with other models. Where
@@ -346,15 +403,15 @@ impl<P: Payload> Joiner<P> {
         Load { requests: self.pool.requests.len(), bytes: self.pool.bytes, remembered: self.memory.entries }
     }
 
-    /// The space's time: the largest `ts_ms` so far.
+    /// The space's time.
     pub fn time_ms(&self) -> Option<i64> {
-        self.time_ms
+        self.clock.time_ms()
     }
 
     /// What to save besides the records; it fits the records as of the same moment.
     pub fn head(&self) -> JoinHead {
-        let (spec, counts) = (self.spec.clone(), self.counts);
-        JoinHead { spec, time_ms: self.time_ms, counts, remembered: self.memory.entries }
+        let (spec, clock, counts) = (self.spec.clone(), self.clock.clone(), self.counts);
+        JoinHead { spec, clock, counts, remembered: self.memory.entries }
     }
 
     /// What the queries carry that wait.
@@ -404,9 +461,8 @@ impl<P: Payload> Joiner<P> {
         (self.pool.open.len() as u64, self.pool.rewards)
     }
 
-    /// Moves time and closes, in the order of (deadline, request id), what it is past.
-    fn pass(&mut self, ts_ms: i64, out: &mut Vec<Joined<P>>) {
-        self.time_ms = self.time_ms.max(Some(ts_ms));
+    /// Closes, in the order of (deadline, request id), what time is past.
+    fn pass(&mut self, out: &mut Vec<Joined<P>>) {
         while let Some((ts_ms, id)) = self.pool.open.first().cloned()
             && self.is_past(self.deadline(ts_ms))
         {
@@ -427,10 +483,11 @@ impl<P: Payload> Joiner<P> {
 
     /// Opens a query's window, with the rewards that waited for it.
     fn accept(&mut self, request_id: &str, asked: Asked<P>, out: &mut Vec<Joined<P>>) {
-        let (id, rewards) = match self.pool.take(request_id) {
+        let (id, mut rewards) = match self.pool.take(request_id) {
             Some((id, request)) => (id, request.rewards),
             None => (Id::from(request_id), Rewards::new()),
         };
+        rewards.retain(|_, held| self.fits(asked.ts_ms, held.ts_ms));
         let complete = self.is_first() && !rewards.is_empty();
         self.pool.put(id.clone(), Waiting { query: Some(asked), rewards });
         if complete {
@@ -446,15 +503,33 @@ impl<P: Payload> Joiner<P> {
             return;
         }
         let asked_ms = request.and_then(|request| request.query.as_ref()).map(|asked| asked.ts_ms);
-        // Without a query it is judged as if it had come in time and waited since.
-        if Some(later(held.ts_ms, self.spec.early_ms)) < asked_ms.or(self.time_ms) {
-            self.counts.rewards.orphaned += 1;
+        let fits = match asked_ms {
+            Some(asked_ms) => self.fits(asked_ms, held.ts_ms),
+            // Without a query it is judged as if it had come in time and waited since.
+            None if self.is_past(later(held.ts_ms, self.spec.early_ms)) => {
+                self.counts.rewards.orphaned += 1;
+                false
+            }
+            None => true,
+        };
+        if !fits {
             return;
         }
         let id = self.pool.add_reward(request_id, identity, held);
         if asked_ms.is_some() && self.is_first() {
             self.finish_now(&id, out);
         }
+    }
+
+    /// Whether a reward is within reach of its query, by their timestamps; counts it if it is not.
+    fn fits(&mut self, asked_ms: i64, rewarded_ms: i64) -> bool {
+        if later(rewarded_ms, self.spec.early_ms) < asked_ms {
+            self.counts.rewards.orphaned += 1;
+            return false;
+        }
+        let late = rewarded_ms > self.deadline(asked_ms);
+        self.counts.rewards.late += u64::from(late);
+        !late
     }
 
     /// Judges a reward whose request is finished.
@@ -470,9 +545,12 @@ impl<P: Payload> Joiner<P> {
         }
     }
 
+    /// Ends an open query that has its reward: at the later of the two, whatever the space's time is.
     fn finish_now(&mut self, id: &Id, out: &mut Vec<Joined<P>>) {
-        if let Some(now_ms) = self.time_ms {
-            self.finish(id, now_ms, out);
+        let Some(request) = self.pool.requests.get(id) else { return };
+        let asked_ms = request.query.as_ref().map(|asked| asked.ts_ms);
+        if let Some(end_ms) = request.rewards.values().map(|held| held.ts_ms).chain(asked_ms).max() {
+            self.finish(id, end_ms, out);
         }
     }
 
@@ -532,8 +610,7 @@ impl<P: Payload> Joiner<P> {
         // A request of which only rewards were seen is not finished: its query may come yet.
         if let Some(asked) = request.query {
             self.counts.queries.evicted += 1;
-            let now_ms = self.time_ms.unwrap_or(asked.ts_ms);
-            self.remember(id, asked.ts_ms, now_ms, false, &request.rewards);
+            self.remember(id, asked.ts_ms, self.deadline(asked.ts_ms), false, &request.rewards);
         }
     }
 
@@ -551,7 +628,7 @@ impl<P: Payload> Joiner<P> {
     }
 
     fn is_past(&self, last_ms: i64) -> bool {
-        self.time_ms > Some(last_ms)
+        self.clock.time_ms() > Some(last_ms)
     }
 }
 
@@ -718,7 +795,16 @@ impl<P: Payload> Pool<P> {
 
     /// Drops the oldest reward that has no query, and its request with the last; false if there is none.
     fn drop_first_early(&mut self) -> bool {
-        let Some((_, id, identity)) = self.early.pop_first() else { return false };
+        let Some((ts_ms, id, identity)) = self.early.first().cloned() else { return false };
+        self.drop_early(id.as_str(), ts_ms, identity)
+    }
+
+    /// Drops a reward that has no query, and its request with the last; false if there is no such reward.
+    fn drop_early(&mut self, request_id: &str, ts_ms: i64, identity: u64) -> bool {
+        let id = Id::from(request_id);
+        if !self.early.remove(&(ts_ms, id.clone(), identity)) {
+            return false;
+        }
         self.touched.add(&id);
         if let Some(request) = self.requests.get_mut(&id) {
             self.bytes -= request.bytes(&id);
@@ -1154,7 +1240,7 @@ mod tests {
     #[test]
     fn sums_of_finite_rewards_are_finite() {
         for (aggregate, reward) in [(Aggregate::Sum, f64::MAX), (Aggregate::Mean, f64::MAX / 2.0)] {
-            let mut joiner = Joiner::new(with(aggregate));
+            let mut joiner = exact(with(aggregate));
             let mut out = Vec::new();
             joiner.query("a", 0, Size(0), &mut out);
             joiner.reward("a", 0, f64::MAX, None, &mut out);
@@ -1166,7 +1252,7 @@ mod tests {
 
     #[test]
     fn a_pending_query_of_768_dimensions_stays_below_4_kib() {
-        let mut joiner = Joiner::new(with(Aggregate::Sum));
+        let mut joiner = exact(with(Aggregate::Sum));
         let id = "x".repeat(64);
         joiner.query(&id, 0, Size(3300), &mut Vec::new());
         joiner.reward(&id, 0, 1.0, None, &mut Vec::new());
@@ -1234,7 +1320,7 @@ mod tests {
             events.split(", ").for_each(|event| drop(Event::parse(event).feed(joiner)));
             changes(joiner)
         };
-        let mut joiner = Joiner::new(with(Aggregate::Sum));
+        let mut joiner = exact(with(Aggregate::Sum));
         assert_eq!(run(&mut joiner, "q z 0, r z 0 1"), "", "nobody asked for changes");
         joiner.track_changes();
         let cases = [
@@ -1251,7 +1337,7 @@ mod tests {
 
     #[test]
     fn a_joiner_that_contradicts_itself_is_refused() {
-        let mut joiner = Joiner::new(with(Aggregate::Sum));
+        let mut joiner = exact(with(Aggregate::Sum));
         for event in ["q f 0", "q a 20", "r a 21 1", "r b 21 1"] {
             Event::parse(event).feed(&mut joiner);
         }
@@ -1310,7 +1396,7 @@ mod tests {
 
         #[test]
         fn goes_on_under_another_rule((spec, next, events) in (any_spec(), any_spec(), any_events())) {
-            let (mut joiner, mut naive) = (Joiner::new(spec.clone()), Naive::new(spec));
+            let (mut joiner, mut naive) = (exact(spec.clone()), Naive::new(spec));
             for (i, event) in events.iter().enumerate() {
                 if i == events.len() / 2 {
                     joiner.set_spec(next.clone());
@@ -1325,7 +1411,7 @@ mod tests {
             (spec, events, saves, tracked) in (any_spec(), any_events(), vec(weighted(0.15), 60), 0..60usize),
         ) {
             // The first was never stopped, each other was restored from the one before it, and all go on.
-            let mut runs = vec![Stored { joiner: Joiner::new(spec), records: BTreeMap::new() }];
+            let mut runs = vec![Stored { joiner: exact(spec), records: BTreeMap::new() }];
             for (i, event) in events.iter().enumerate() {
                 let joined = runs[0].feed(event);
                 for run in &mut runs[1..] {
@@ -1350,7 +1436,7 @@ mod tests {
         fn hands_out_no_more_than_what_changed(
             (spec, events, saves) in (any_spec(), any_events(), vec(weighted(0.3), 60)),
         ) {
-            let mut run = Stored { joiner: Joiner::new(spec), records: BTreeMap::new() };
+            let mut run = Stored { joiner: exact(spec), records: BTreeMap::new() };
             run.joiner.track_changes();
             let mut touched = BTreeSet::new();
             for (event, save) in events.iter().zip(saves) {
@@ -1384,10 +1470,15 @@ mod tests {
         JoinSpec { aggregate, ..WIDE }
     }
 
+    /// A joiner whose time is the largest timestamp observed: the rules are easiest to see where every event moves time.
+    fn exact(spec: JoinSpec) -> Joiner<Size> {
+        Joiner::with_clock(spec, EventTime::new(1))
+    }
+
     /// Runs the events left of the arrows and compares, right of them, the counts that grew and what was joined.
     #[track_caller]
     fn check(spec: JoinSpec, trace: &str) {
-        let mut joiner = Joiner::new(spec);
+        let mut joiner = exact(spec);
         let (mut found, mut expected) = (Vec::new(), Vec::new());
         for line in trace.lines() {
             let (event, right) = line.split_once("->").unwrap();
@@ -1432,7 +1523,7 @@ mod tests {
     }
 
     fn compare(spec: JoinSpec, events: &[Event]) -> Result<(), TestCaseError> {
-        let (mut joiner, mut naive) = (Joiner::new(spec.clone()), Naive::new(spec));
+        let (mut joiner, mut naive) = (exact(spec.clone()), Naive::new(spec));
         events.iter().try_for_each(|event| compare_step(&mut joiner, &mut naive, event))
     }
 
@@ -1632,12 +1723,15 @@ mod tests {
 
         fn feed(&self, joiner: &mut Joiner<Size>) -> Vec<Joined<Size>> {
             let mut out = Vec::new();
+            if let Self::Query { ts, .. } | Self::Reward { ts, .. } | Self::Retired(ts) = self {
+                joiner.observe(*ts, &mut out);
+            }
             match self {
                 Self::Query { id, ts, size } => joiner.query(id, *ts, Size(*size), &mut out),
                 Self::Reward { id, ts, reward, event_id } => {
                     joiner.reward(id, *ts, *reward, event_id.as_deref(), &mut out);
                 }
-                Self::Retired(ts) => joiner.retired(*ts, &mut out),
+                Self::Retired(_) => joiner.retired(),
                 Self::Remap(by) => joiner.remap(|size| size.remap(*by)),
                 Self::Close => joiner.close_all(&mut out),
             }
@@ -1699,6 +1793,9 @@ mod tests {
                     let fate = self.fate_of_query(id, *ts);
                     self.note_query(id, *ts, *size, fate);
                     if fate == Fate::Pending {
+                        for r in self.held(id) {
+                            self.rewards[r].fate = self.fate_beside(&self.rewards[r], *ts);
+                        }
                         self.join_at_once(id, &mut out);
                     }
                 }
@@ -1789,8 +1886,23 @@ mod tests {
             } else if known(None, Some(Fate::Pending)) {
                 (Fate::Duplicate, None)
             } else {
-                let from = self.open(&new.id).map_or(self.time.unwrap(), |q| self.queries[q].ts);
-                (if self.reach(new) < i128::from(from) { Fate::Orphaned } else { Fate::Pending }, None)
+                let fate = match self.open(&new.id) {
+                    Some(q) => self.fate_beside(new, self.queries[q].ts),
+                    None if self.reach(new) < i128::from(self.time.unwrap()) => Fate::Orphaned,
+                    None => Fate::Pending,
+                };
+                (fate, None)
+            }
+        }
+
+        /// The fate of a reward beside an open query, by their timestamps alone.
+        fn fate_beside(&self, reward: &NaiveReward, asked: i64) -> Fate {
+            if self.reach(reward) < i128::from(asked) {
+                Fate::Orphaned
+            } else if i128::from(reward.ts) > i128::from(asked) + i128::from(self.spec.window_ms) {
+                Fate::Late
+            } else {
+                Fate::Pending
             }
         }
 
@@ -1799,7 +1911,8 @@ mod tests {
                 && !self.held(id).is_empty()
                 && let Some(q) = self.open(id)
             {
-                self.finish(q, i128::from(self.time.unwrap()), out);
+                let rewarded = self.held(id).into_iter().map(|r| self.rewards[r].ts).max().unwrap();
+                self.finish(q, i128::from(rewarded.max(self.queries[q].ts)), out);
             }
         }
 
@@ -1852,7 +1965,7 @@ mod tests {
                 held.iter().for_each(|&r| self.rewards[r].fate = Fate::Evicted);
                 if let Some(q) = self.open(&id) {
                     self.queries[q].fate = Fate::Evicted;
-                    self.remember(q, i128::from(self.time.unwrap()), &held);
+                    self.remember(q, self.deadline(q), &held);
                 }
             }
             while self.load().remembered > self.spec.remembered_max {

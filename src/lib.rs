@@ -8,6 +8,7 @@
 //! - [`engine`]: the loop's one owner of joins and learners: `step(input) -> effects`.
 //! - [`merge`]: several logs into one, in the order of event time.
 //! - [`joiner`]: queries matched with rewards, in event time.
+//! - [`event_time`]: a space's time, which a few wrong timestamps cannot move.
 //! - [`event`]: names, unit queries, examples. A value of these types is already checked.
 //! - [`config`]: keys as written, and the checked settings that they come to.
 //! - [`hpg`]: the paper's mathematics, with its notation table.
@@ -22,7 +23,8 @@
 //!
 //! The edges, behind the feature `daemon`: `cli` (the program's commands), `runner` (what drives the engine),
 //! `transport` (where events come from and parameters go), `http` (the router sidecar, the learner's state, the page of
-//! both), `telemetry` (facts in, metrics out), the stores on disk in `store`, `report` (tables, plots, HTML reports) and `failpoint` (where tests let it crash). The core never
+//! both), `telemetry` (facts in, metrics out), the stores on disk in `store`, `report` (tables, plots, HTML reports), `files`
+//! (how files are opened and created), `fatal` (panics end the process) and `failpoint` (where tests let it crash). The core never
 //! reaches for an edge; `cargo check --lib --no-default-features` fails when it does.
 //!
 //! # Invariants
@@ -64,11 +66,17 @@
 #[cfg(feature = "daemon")]
 pub mod cli;
 pub mod config;
+pub mod dead_letters;
 pub mod engine;
 pub mod evaluate;
 pub mod event;
+pub mod event_time;
 #[cfg(feature = "daemon")]
 pub mod failpoint;
+#[cfg(feature = "daemon")]
+pub mod fatal;
+#[cfg(feature = "daemon")]
+pub mod files;
 pub mod hpg;
 #[cfg(feature = "daemon")]
 pub mod http;

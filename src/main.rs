@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use pointsman::cli::{Cli, Failure};
+use pointsman::cli::Cli;
 
 /// Events are made by one thread and done with by another, and with the system's allocator these wait for each other.
 #[global_allocator]
@@ -12,13 +12,6 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     match Cli::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Usage(error)) => {
-            eprintln!("pointsman: {error:#}");
-            ExitCode::from(2)
-        }
-        Err(Failure::Run(error)) => {
-            eprintln!("pointsman: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(failure) => ExitCode::from(failure.report()),
     }
 }

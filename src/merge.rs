@@ -1,22 +1,25 @@
 //! Several logs, each roughly in the order of time, merged into one in the contract's order.
 //!
-//! Each log is read ahead until it is `reorder_ms` past the earliest event held from it; the earliest of all logs goes
-//! next. What is further out of order than that goes when it is met, and is counted. Memory is bounded by the window
-//! and, should the clock of a log stand still, by a number of events and of bytes.
+//! The merge reads each log ahead until the log's time is `reorder_ms` past the earliest event held from it, and then emits
+//! the earliest event of all logs. An event that is further out of order is emitted as soon as it is read, and counted. The
+//! time of a log is an [`EventTime`]: a few wrong timestamps do not move it. Memory is bounded by the window and, should
+//! the time of a log stand still, by a number of events and of bytes.
 //!
-//! Years of logs are thousands of files. A log is not read before its time: not until an event is to go that is
-//! within `reorder_ms` of the log's first.
+//! Years of logs are thousands of files. A log is not read before its time: not until an event is due that is within
+//! `reorder_ms` of the log's first.
 //!
-//! What was read ahead is not done. A log's [`Position`] says what is: all before its floor, and single events beyond
-//! it that were earlier in time than others before them. A merge that goes on from its saved state reads each log anew
-//! from its floor and gives the very sequence that it would have given.
+//! What was read ahead is not done. A log's [`Position`] says what is: all before its floor, and runs of events beyond
+//! it that were earlier in time than an event before them. A merge that resumes from its saved state reads each log again
+//! from its floor and emits exactly the sequence that it would have emitted without the restart. An event that far too many
+//! later ones have overtaken is emitted out of order, so that the floor never stays far behind.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Input;
+use crate::event_time::{CONFIRMATIONS, EventTime};
 
 /// An event with where it came from.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,8 +39,10 @@ pub struct Sourced {
 /// What comes with an event besides its bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// The message's key.
+    /// The message's key, or its first bytes.
     pub key: Option<Vec<u8>>,
+    /// Bytes of the whole key.
+    pub key_bytes: usize,
     /// Its trace context, as W3C writes it.
     pub traceparent: Option<String>,
 }
@@ -78,7 +83,7 @@ pub enum Next {
 }
 
 /// How far a log is done.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     /// All events before this offset are done.
     pub floor: u64,
@@ -86,26 +91,85 @@ pub struct Position {
     pub floor_line: u64,
     /// Up to here it was read ahead.
     pub read: u64,
-    /// Beginnings of events between the two that are done.
-    pub ahead: BTreeSet<u64>,
-    /// The largest time read.
-    pub newest_ms: Option<i64>,
+    /// Runs of events between the two that are done, each from where its first begins to where its last ends, in order.
+    pub done: Vec<(u64, u64)>,
+    /// The log's time at the floor.
+    pub time: EventTime,
 }
 
-/// What a merge needs to go on where it was.
+impl Default for Position {
+    fn default() -> Self {
+        Self { floor: 0, floor_line: 0, read: 0, done: Vec::new(), time: EventTime::new(CONFIRMATIONS) }
+    }
+}
+
+impl Position {
+    /// Whether the event that begins at `start` is done.
+    pub fn is_done(&self, start: u64) -> bool {
+        let at = self.done.partition_point(|run| run.1 <= start);
+        start < self.floor || self.done.get(at).is_some_and(|run| run.0 <= start)
+    }
+
+    /// Forgets all beyond `length`: the log ends there now, and what is written next is new.
+    pub fn cut_to(&mut self, length: u64) {
+        self.floor = self.floor.min(length);
+        self.read = self.read.min(length);
+        self.done.retain(|run| run.0 < length);
+        if let Some(run) = self.done.last_mut() {
+            run.1 = run.1.min(length);
+        }
+    }
+}
+
+/// What a merge needs to resume where it was.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergeState {
     /// Positions of the logs that were begun, by the name of the log.
     pub positions: BTreeMap<String, Position>,
-    /// The largest time that went.
+    /// The largest time emitted in order.
     pub last_ms: Option<i64>,
-    /// Events that went after a later one.
+    /// Events that were emitted after a later one.
     pub out_of_order: u64,
+}
+
+/// The same as format version 1 had it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct MergeStateV1 {
+    positions: BTreeMap<String, PositionV1>,
+    last_ms: Option<i64>,
+    out_of_order: u64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct PositionV1 {
+    floor: u64,
+    floor_line: u64,
+    read: u64,
+    ahead: BTreeSet<u64>,
+    newest_ms: Option<i64>,
+}
+
+impl From<MergeStateV1> for MergeState {
+    /// A single event could set that version's times to anything, so they are found again from the floor on.
+    fn from(old: MergeStateV1) -> Self {
+        let position = |old: PositionV1| Position {
+            floor: old.floor,
+            floor_line: old.floor_line,
+            read: old.read,
+            done: old.ahead.into_iter().map(|start| (start, start.saturating_add(1))).collect(),
+            ..Position::default()
+        };
+        let positions = old.positions.into_iter().map(|(name, old)| (name, position(old))).collect();
+        Self { positions, last_ms: None, out_of_order: old.out_of_order }
+    }
 }
 
 /// The most events held of one log, and their most bytes.
 const HELD_MAX: usize = 100_000;
 const HELD_BYTES_MAX: usize = 256 << 20;
+
+/// How many later events of its log may overtake an event. This bounds what a restart reads again because of it.
+const OVERTAKEN_MAX: usize = 16_384;
 
 /// Merges logs of events.
 pub struct Merge<S> {
@@ -129,17 +193,30 @@ struct Log<S> {
     resume: u64,
     held: BinaryHeap<Held>,
     held_bytes: usize,
-    /// Beginnings, and lines, of what is held.
-    outstanding: BTreeMap<u64, u64>,
+    /// What was read from the floor on, in the order of the log.
+    entries: VecDeque<Entry>,
+    /// How many of the entries are done.
+    overtaking: usize,
+    /// The log's time where it was read to.
+    time: EventTime,
     last_line: u64,
-    /// A bad event that was met: it goes at once.
+    /// A bad event: it is emitted at once.
     bad: Option<Sourced>,
-    /// Whether it was idle: until it is woken nothing new is looked for, however often what is held is asked for.
+    /// Whether it was idle: the merge reads nothing more until it is woken, however often what is held is asked for.
     asleep: bool,
     /// Whether its position is worth keeping even before anything was read.
     begun: bool,
     /// Whether its position is of no use any more.
     gone: bool,
+}
+
+/// An event between the floor and where the log was read to.
+struct Entry {
+    start: u64,
+    end: u64,
+    line: u64,
+    ts_ms: Option<i64>,
+    is_done: bool,
 }
 
 /// Ordered so that the greatest is the one to go first. Small, since a heap moves what it holds about.
@@ -182,16 +259,22 @@ impl<S: Source> Merge<S> {
             _ => self.active.push(index),
         }
         let begun = position.is_some();
-        let position = position.unwrap_or_default();
+        let starting = || match first_ms {
+            Some(ms) => Position { time: EventTime::starting_at(CONFIRMATIONS, ms), ..Position::default() },
+            None => Position::default(),
+        };
+        let position = position.unwrap_or_else(starting);
         let log = Log {
             name,
             source,
             resume: position.read,
             last_line: position.floor_line,
+            time: position.time.clone(),
             position: Position { read: position.floor, ..position },
             held: BinaryHeap::new(),
             held_bytes: 0,
-            outstanding: BTreeMap::new(),
+            entries: VecDeque::new(),
+            overtaking: 0,
             bad: None,
             asleep: false,
             begun,
@@ -217,6 +300,14 @@ impl<S: Source> Merge<S> {
         if let Some(log) = self.logs.get_mut(&log) {
             log.gone = true;
         }
+    }
+
+    /// Removes a log with all that is held of it; its position, from which it can be added again.
+    pub fn remove(&mut self, log: usize) -> Option<Position> {
+        self.active.retain(|active| *active != log);
+        self.dormant.retain(|(_, dormant)| *dormant != log);
+        let log = self.logs.remove(&log)?;
+        Some(log.position_now())
     }
 
     /// A log, by its index.
@@ -247,6 +338,9 @@ impl<S: Source> Merge<S> {
                     log.done(bad.start);
                     return Ok(Next::Event(bad, index));
                 }
+                if let Some(overtaken) = log.take_overtaken() {
+                    return Ok(Next::Event(overtaken, index));
+                }
                 if known == Known::Pending {
                     pending.push(index);
                 }
@@ -273,12 +367,16 @@ impl<S: Source> Merge<S> {
     /// What it needs to go on from here.
     pub fn state(&self) -> MergeState {
         let begun = self.logs.values().filter(|log| (log.begun || log.read_so_far() > 0) && !log.gone);
-        let position = |log: &Log<S>| Position { read: log.read_so_far(), ..log.position.clone() };
         MergeState {
-            positions: begun.map(|log| (log.name.clone(), position(log))).collect(),
+            positions: begun.map(|log| (log.name.clone(), log.position_now())).collect(),
             last_ms: self.last_ms,
             out_of_order: self.out_of_order,
         }
+    }
+
+    /// The offset of every log, by its name, before which all events are done.
+    pub fn floors(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.logs.values().map(|log| (log.name.as_str(), log.position.floor))
     }
 
     /// Events that went after a later one.
@@ -301,7 +399,7 @@ impl<S: Source> Merge<S> {
     /// Whether a log that is pending may yet bring something that goes before what is earliest now.
     fn may_precede(&self, pending: usize, earliest: Option<usize>) -> bool {
         let due_ms = earliest.and_then(|index| self.logs.get(&index)?.earliest_ms());
-        let newest_ms = self.logs.get(&pending).and_then(|log| log.position.newest_ms);
+        let newest_ms = self.logs.get(&pending).and_then(|log| log.time.time_ms());
         due_ms.is_none_or(|due_ms| newest_ms <= Some(due_ms.saturating_add_unsigned(self.reorder_ms)))
     }
 
@@ -320,10 +418,10 @@ impl<S: Source> Merge<S> {
         let Some(log) = self.logs.get_mut(&index) else { return Next::Wait };
         let Some(Held { ts_ms, event }) = log.held.pop() else { return Next::Wait };
         log.held_bytes -= event.input.bytes();
-        log.outstanding.remove(&event.start);
         log.done(event.start);
         self.out_of_order += u64::from(Some(ts_ms) < self.last_ms);
-        self.last_ms = self.last_ms.max(Some(ts_ms));
+        // An event that is ahead of its log's time, at the end of the log, may have a wrong timestamp.
+        self.last_ms = self.last_ms.max(log.time.time_ms().map(|time_ms| time_ms.min(ts_ms)));
         Next::Event(*event, index)
     }
 }
@@ -340,7 +438,7 @@ impl<S: Source> Log<S> {
                 return Ok(Known::Idle);
             }
             match self.source.read()? {
-                Read::Event(event) => self.hold(event),
+                Read::Event(event) => self.hold(event, reorder_ms),
                 Read::Pending => return Ok(Known::Pending),
                 Read::Idle => {
                     self.asleep = true;
@@ -357,36 +455,73 @@ impl<S: Source> Log<S> {
         self.position.read.max(self.resume)
     }
 
-    fn hold(&mut self, event: Sourced) {
+    fn hold(&mut self, mut event: Sourced, reorder_ms: u64) {
         self.position.read = event.end;
         self.last_line = event.line;
-        if self.position.ahead.contains(&event.start) {
-            return;
-        }
-        match event.input.key().map(|key| key.0) {
+        event.input.read_after(self.time.newest_within(reorder_ms));
+        let ts_ms = event.input.key().map(|key| key.0);
+        ts_ms.into_iter().for_each(|ts_ms| self.time.observe(ts_ms));
+        let is_done = self.position.is_done(event.start);
+        self.overtaking += usize::from(is_done);
+        let Sourced { start, end, line, .. } = event;
+        self.entries.push_back(Entry { start, end, line, ts_ms, is_done });
+        match ts_ms {
+            _ if is_done => {}
             None => self.bad = Some(event),
             Some(ts_ms) => {
-                self.position.newest_ms = self.position.newest_ms.max(Some(ts_ms));
                 self.held_bytes += event.input.bytes();
-                self.outstanding.insert(event.start, event.line);
                 self.held.push(Held { ts_ms, event: Box::new(event) });
             }
         }
     }
 
-    /// Notes that an event went.
+    /// Notes that an event was emitted, and moves the floor past all that is done before the first that is not.
     fn done(&mut self, start: u64) {
-        let position = &mut self.position;
-        (position.floor, position.floor_line) = match self.outstanding.first_key_value() {
-            Some((&start, &line)) => (start, line.saturating_sub(1)),
-            None => (position.read, self.last_line),
-        };
-        if start >= position.floor {
-            position.ahead.insert(start);
+        if let Ok(at) = self.entries.binary_search_by_key(&start, |entry| entry.start) {
+            self.overtaking += usize::from(!self.entries[at].is_done);
+            self.entries[at].is_done = true;
         }
-        while position.ahead.first().is_some_and(|&start| start < position.floor) {
-            position.ahead.pop_first();
+        while let Some(entry) = self.entries.front().filter(|entry| entry.is_done) {
+            self.overtaking -= 1;
+            self.position.floor_line = entry.line;
+            entry.ts_ms.into_iter().for_each(|ts_ms| self.position.time.observe(ts_ms));
+            self.entries.pop_front();
         }
+        self.position.floor = self.entries.front().map_or(self.position.read, |entry| entry.start);
+    }
+
+    /// The first event that is not done, if too many after it are.
+    fn take_overtaken(&mut self) -> Option<Sourced> {
+        if self.overtaking < OVERTAKEN_MAX || self.position.read < self.resume {
+            return None;
+        }
+        let start = self.entries.front()?.start;
+        let mut overtaken = None;
+        for held in std::mem::take(&mut self.held) {
+            if held.event.start == start { overtaken = Some(held.event) } else { self.held.push(held) }
+        }
+        let event = overtaken?;
+        self.held_bytes -= event.input.bytes();
+        self.done(start);
+        Some(*event)
+    }
+
+    /// The position to resume from.
+    fn position_now(&self) -> Position {
+        let mut done: Vec<(u64, u64)> = Vec::new();
+        let mut was_done = false;
+        for entry in &self.entries {
+            match done.last_mut() {
+                Some(run) if entry.is_done && was_done => run.1 = entry.end,
+                _ if entry.is_done => done.push((entry.start, entry.end)),
+                _ => {}
+            }
+            was_done = entry.is_done;
+        }
+        // What was not read again since a restart is as it was then.
+        let read = self.position.read;
+        done.extend(self.position.done.iter().filter(|run| run.1 > read).map(|run| (run.0.max(read), run.1)));
+        Position { read: self.read_so_far(), done, ..self.position.clone() }
     }
 
     fn is_full(&self) -> bool {
@@ -395,7 +530,7 @@ impl<S: Source> Log<S> {
 
     fn is_ahead(&self, reorder_ms: u64) -> bool {
         let earliest_ms = self.earliest_ms();
-        earliest_ms.is_some_and(|ms| self.position.newest_ms > Some(ms.saturating_add_unsigned(reorder_ms)))
+        earliest_ms.is_some_and(|ms| self.time.time_ms() > Some(ms.saturating_add_unsigned(reorder_ms)))
     }
 
     fn earliest_ms(&self) -> Option<i64> {
@@ -477,7 +612,7 @@ mod tests {
         for (i, events) in logs.iter().enumerate() {
             let position = state.positions.get(&i.to_string()).cloned();
             let from = position.as_ref().map_or(0, |position| position.floor);
-            let first_ms = events.iter().flatten().next().map(|event| event.0);
+            let first_ms = events.iter().flatten().take(CONFIRMATIONS).map(|event| event.0).min();
             merge.add(i.to_string(), script(events, from), position, first_ms);
         }
         merge
@@ -539,16 +674,92 @@ mod tests {
             }
             prop_assert_eq!(found, expected);
             prop_assert_eq!(state.out_of_order, out_of_order);
-            prop_assert!(state.positions.values().all(|p| p.ahead.is_empty() && p.floor == p.read));
+            prop_assert!(state.positions.values().all(|p| p.done.is_empty() && p.floor == p.read));
         }
     }
 
     #[test]
-    fn what_is_too_late_goes_when_it_is_met() {
-        let logs = [[100, 200, 50, 300].map(|ts_ms| Some((ts_ms, 1))).to_vec()];
+    fn an_event_beyond_the_window_is_emitted_when_it_is_read() {
+        let times = [vec![100], vec![200; CONFIRMATIONS], vec![50], vec![300; CONFIRMATIONS]].concat();
+        let logs = [times.iter().map(|ts_ms| Some((*ts_ms, 1))).collect::<Vec<_>>()];
         let (events, out_of_order) = merged(&logs, 10);
-        assert_eq!(events.iter().map(|(key, ..)| key.as_ref().unwrap().0).collect::<Vec<_>>(), [100, 50, 200, 300]);
+        let found: Vec<i64> = events.iter().map(|(key, ..)| key.as_ref().unwrap().0).collect();
+        assert_eq!(found, [vec![100, 50], vec![200; CONFIRMATIONS], vec![300; CONFIRMATIONS]].concat());
         assert_eq!(out_of_order, 1);
+    }
+
+    #[test]
+    fn an_event_from_the_future_is_emitted_last_and_disturbs_no_other() {
+        // Out of order within the window, with a wrong timestamp in front, in the middle and at the end.
+        let ordered: Vec<_> = (0..3000_i64).map(|i| Some((1000 + 10 * i + 5 * (i % 3), 1))).collect();
+        let expected: Vec<_> = merged(std::slice::from_ref(&ordered), 30).0.into_iter().filter_map(|e| e.0).collect();
+        let wrong = 1_700_000_000_000_000;
+        let mut events = ordered;
+        for at in [3000, 1500, 0] {
+            events.insert(at, Some((wrong, 2)));
+        }
+        let (found, out_of_order) = merged(&[events], 30);
+        let found: Vec<_> = found.into_iter().filter_map(|event| event.0).collect();
+        assert_eq!(found[..3000], expected);
+        assert_eq!(found[3000..], [(wrong, "r2".to_owned()), (wrong, "r2".to_owned()), (wrong, "r2".to_owned())]);
+        assert_eq!(out_of_order, 0);
+    }
+
+    #[test]
+    fn an_overtaken_event_neither_pins_the_floor_nor_grows_the_position() {
+        let number = 3 * OVERTAKEN_MAX as i64;
+        let mut events: Vec<_> = (0..number).map(|i| Some((1000 + i, 1))).collect();
+        events.insert(20, Some((i64::MAX, 2)));
+        let logs = [events];
+        let (mut merge, mut restarts) = (merge(&logs, 30, &MergeState::default()), 0);
+        let (mut emitted, mut wrong_at) = (0, None);
+        loop {
+            let state = merge.state();
+            let position = &state.positions.get("0").cloned().unwrap_or_default();
+            assert!(position.done.len() <= 2, "{:?}", position.done);
+            assert!(position.read - position.floor <= 2 * OVERTAKEN_MAX as u64);
+            if emitted / 5000 > restarts {
+                restarts += 1;
+                merge = super::tests::merge(&logs, 30, &state);
+            }
+            let Some((key, ..)) = next(&mut merge) else { break };
+            if key.unwrap().0 == i64::MAX {
+                wrong_at = Some(emitted);
+            }
+            emitted += 1;
+        }
+        assert_eq!((emitted, wrong_at), (number + 1, Some(20 + OVERTAKEN_MAX as i64)));
+        assert_eq!(merge.out_of_order(), 0);
+    }
+
+    #[test]
+    fn a_log_that_was_cut_resumes_at_its_end() {
+        let whole = Position { floor: 50, read: 100, done: vec![(60, 70), (80, 90)], ..Position::default() };
+        for (length, floor, read, done) in [
+            (65, 50, 65, vec![(60, 65)]),
+            (60, 50, 60, vec![]),
+            (40, 40, 40, vec![]),
+            (200, 50, 100, whole.done.clone()),
+        ] {
+            let mut cut = whole.clone();
+            cut.cut_to(length);
+            assert_eq!((cut.floor, cut.read, cut.done), (floor, read, done), "cut to {length}");
+        }
+    }
+
+    #[test]
+    fn a_log_that_is_removed_and_added_again_gives_what_it_would_have() {
+        let events: Vec<_> = [10, 40, 20, 90, 50].into_iter().map(|ts_ms| Some((ts_ms, 1))).collect();
+        let (expected, _) = merged(std::slice::from_ref(&events), 30);
+        for taken in 0..expected.len() {
+            let mut merge = merge(std::slice::from_ref(&events), 30, &MergeState::default());
+            let mut found: Vec<_> = (0..taken).map(|_| next(&mut merge).unwrap()).collect();
+            let position = merge.remove(0).unwrap();
+            assert_eq!(merge.next(), Ok(Next::End));
+            merge.add("0".to_owned(), script(&events, position.floor), Some(position), None);
+            found.extend(std::iter::from_fn(|| next(&mut merge)).map(|(key, _, start)| (key, 0, start)));
+            assert_eq!(found, expected, "removed after {taken}");
+        }
     }
 
     #[test]
@@ -585,17 +796,18 @@ mod tests {
         merge.source_mut(0).unwrap().at_end = Read::Idle;
         assert_eq!(next(&mut merge), Some((Some((5, "r1".to_owned())), 0, 0)), "nothing in order can precede it");
         assert_eq!(merge.next(), Ok(Next::Wait), "the second log may yet bring something before its 20");
-        merge.source_mut(1).unwrap().events.push(Some((40, 4)));
+        merge.source_mut(1).unwrap().events.extend([Some((40, 4)); CONFIRMATIONS]);
         assert_eq!(next(&mut merge), Some((Some((20, "r3".to_owned())), 1, 0)));
         assert_eq!(merge.next(), Ok(Next::Wait));
         merge.source_mut(1).unwrap().at_end = Read::Idle;
-        assert_eq!(next(&mut merge), Some((Some((40, "r4".to_owned())), 1, 1)));
+        for at in 1..=CONFIRMATIONS as u64 {
+            assert_eq!(next(&mut merge), Some((Some((40, "r4".to_owned())), 1, at)));
+        }
         assert_eq!(next(&mut merge), Some((Some((100, "r2".to_owned())), 0, 1)));
         assert_eq!(merge.next(), Ok(Next::End));
         merge.source_mut(1).unwrap().events.push(Some((50, 5)));
         assert_eq!(merge.next(), Ok(Next::End), "nobody woke it");
         merge.wake(1);
-        assert_eq!(next(&mut merge), Some((Some((50, "r5".to_owned())), 1, 2)));
-        assert_eq!(merge.out_of_order(), 1);
+        assert_eq!(next(&mut merge), Some((Some((50, "r5".to_owned())), 1, 9)));
     }
 }

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::config::Settings;
 use crate::engine::EngineHead;
 use crate::event::Name;
-use crate::merge::MergeState;
+use crate::merge::{MergeState, MergeStateV1};
 use crate::wire::envelope::{self, Damaged, Kind};
+use crate::wire::params::STAMP_MAX;
 
 /// The head of a snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -39,7 +40,35 @@ pub struct Publication {
     pub revision: u64,
 }
 
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
+
+/// The head as format version 1 had it.
+#[derive(Deserialize)]
+struct LaneHeadV1 {
+    engine: EngineHead,
+    merge: MergeStateV1,
+    epoch: u64,
+    publications: BTreeMap<Name, Publication>,
+    configuration: String,
+    audit_bytes: u64,
+    created_ms: u64,
+}
+
+impl From<LaneHeadV1> for LaneHead {
+    fn from(old: LaneHeadV1) -> Self {
+        let LaneHeadV1 { engine, merge, epoch, publications, configuration, audit_bytes, created_ms } = old;
+        Self { engine, merge: merge.into(), epoch, publications, configuration, audit_bytes, created_ms }
+    }
+}
+
+/// The epoch after this one. At the largest that parameters can have it stays there: it must never start over at 0, which
+/// routers would take for older than all that they have.
+pub fn next_epoch(epoch: u64) -> u64 {
+    if epoch >= STAMP_MAX {
+        return STAMP_MAX;
+    }
+    epoch + 1
+}
 
 /// The head of a snapshot in a place that instances share, around the head of the lane itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,7 +130,11 @@ impl LaneHead {
 
     /// From bytes.
     pub fn open(bytes: &[u8]) -> Result<Self, Damaged> {
-        envelope::unseal(Kind::Snapshot, VERSION, bytes)
+        let (version, payload) = envelope::open(Kind::Snapshot, VERSION, bytes)?;
+        match version {
+            1 => envelope::decode::<LaneHeadV1>(payload).map(Self::from),
+            _ => envelope::decode(payload),
+        }
     }
 
     /// Keys of the configuration that differ from `settings`, with their old and new values.
@@ -156,6 +189,11 @@ mod tests {
         let keys: Vec<&str> = changed.iter().map(|change| change.0.as_str()).collect();
         assert_eq!(keys, ["join.remember_ms", "join.window_ms", "learner.method.hpg.rate.constant"]);
         assert_eq!((changed[1].1.as_str(), changed[1].2.as_str()), ("600000", "5"));
+    }
+
+    #[test]
+    fn epochs_never_wrap() {
+        assert_eq!([0, STAMP_MAX - 1, STAMP_MAX, u64::MAX].map(next_epoch), [1, STAMP_MAX, STAMP_MAX, STAMP_MAX]);
     }
 
     #[test]

@@ -81,7 +81,9 @@ pub fn joining() -> Stage {
         let (requests, mut out) = (requests(next), Vec::new());
         let request = |(i, (id, earlier, payload)): (usize, (String, String, Waiting))| {
             let ts_ms = 1_700_000_000_000 + (next + i) as i64;
+            joiner.observe(ts_ms, &mut out);
             joiner.query(&id, ts_ms, payload, &mut out);
+            joiner.observe(ts_ms, &mut out);
             joiner.reward(&earlier, ts_ms, 1.0, None, &mut out);
             black_box(&out);
             out.clear();

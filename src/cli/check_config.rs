@@ -4,6 +4,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use super::Failure;
+use super::output::outln;
 use crate::config::{Config, Settings};
 
 /// Validate the configuration and print what it comes to, presets resolved
@@ -24,15 +25,16 @@ struct Checked<'a> {
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let resolved = config.check().map_err(|e| Failure::Usage(e.into()))?;
+    config.http.check_listen().map_err(|e| Failure::Usage(e.into()))?;
     if args.json {
         let checked = serde_json::to_string(&Checked { config, resolved: &resolved })
             .context("cannot print the configuration")?;
-        println!("{checked}");
+        outln!("{checked}")?;
         return Ok(());
     }
     let written = toml::to_string(config).context("cannot print the configuration")?;
     let resolved = toml::to_string(&resolved).context("cannot print the resolved configuration")?;
-    println!("# Keys as configured\n{written}\n# What they come to, presets resolved\n{}", commented(&resolved));
+    outln!("# Keys as configured\n{written}\n# What they come to, presets resolved\n{}", commented(&resolved))?;
     Ok(())
 }
 

@@ -1,11 +1,13 @@
-//! A client of the router sidecar: plain HTTP, blocking.
+//! A client of the router sidecar: HTTP or HTTPS, blocking.
 
 use std::time::Duration;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use ureq::tls::{PemItem, RootCerts, parse_pem};
 
+use crate::config::{HttpConfig, TlsConfig};
 use crate::event::Name;
 
 /// A router sidecar.
@@ -37,21 +39,9 @@ pub enum NoAnswer {
 }
 
 impl Target {
-    /// The sidecar at a base address that [`check_url`] let pass, for this many callers at a time.
-    pub fn new(url: String, space: Name, token: String, timeout: Duration, connections: usize) -> Self {
-        Self { agent: Self::agent(timeout, connections), url, space, token }
-    }
-
-    /// A client that leaves statuses to its caller. Sidecars are near: no proxy is asked.
-    pub fn agent(timeout: Duration, connections: usize) -> ureq::Agent {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(timeout))
-            .max_idle_connections(connections)
-            .max_idle_connections_per_host(connections)
-            .proxy(None)
-            .user_agent(concat!("pointsman/", env!("CARGO_PKG_VERSION")));
-        config.build().into()
+    /// The sidecar at a base address that [`check_url`] let pass.
+    pub fn new(agent: ureq::Agent, url: String, space: Name, token: String) -> Self {
+        Self { agent, url, space, token }
     }
 
     /// Where it is.
@@ -103,21 +93,69 @@ impl Target {
     }
 }
 
+/// Which servers a client believes to be who they claim to be.
+pub enum Trust {
+    /// All of them.
+    Anyone,
+    /// Those with a certificate of these authorities.
+    Roots(RootCerts),
+}
+
+impl Trust {
+    /// What is configured: `http.tls.ca`, else `http.tls.certificate`, else the public authorities.
+    pub fn load(config: &TlsConfig) -> anyhow::Result<Self> {
+        let (key, path) = match config.ca.as_os_str().is_empty() {
+            false => ("http.tls.ca", &config.ca),
+            true if config.is_on() => ("http.tls.certificate", &config.certificate),
+            true => return Ok(Self::Roots(RootCerts::WebPki)),
+        };
+        let pem = std::fs::read(path).with_context(|| format!("{key}: cannot read {}", path.display()))?;
+        let certificates = parse_pem(&pem).filter_map(|item| match item {
+            Ok(PemItem::Certificate(certificate)) => Some(certificate),
+            _ => None,
+        });
+        let certificates: Vec<_> = certificates.collect();
+        if certificates.is_empty() {
+            bail!("{key}: {} holds no certificate in PEM", path.display());
+        }
+        Ok(Self::Roots(RootCerts::new_with_certs(&certificates)))
+    }
+}
+
+/// A client for this many callers at a time that leaves statuses to them. Sidecars are near: no proxy is asked.
+pub fn agent(timeout: Duration, connections: usize, trust: Trust) -> ureq::Agent {
+    let tls = match trust {
+        Trust::Anyone => ureq::tls::TlsConfig::builder().disable_verification(true),
+        Trust::Roots(roots) => ureq::tls::TlsConfig::builder().root_certs(roots),
+    };
+    let config = ureq::Agent::config_builder()
+        .tls_config(tls.build())
+        .http_status_as_error(false)
+        .timeout_global(Some(timeout))
+        .max_idle_connections(connections)
+        .max_idle_connections_per_host(connections)
+        .proxy(None)
+        .user_agent(concat!("pointsman/", env!("CARGO_PKG_VERSION")));
+    config.build().into()
+}
+
 /// The base address of what listens at `http.listen`, for those on the same machine.
-pub fn local(listen: &str) -> String {
+pub fn local(config: &HttpConfig) -> String {
+    let listen = &config.listen;
     let near = match listen.rsplit_once(':') {
         Some(("0.0.0.0", port)) => format!("127.0.0.1:{port}"),
         Some(("[::]", port)) => format!("[::1]:{port}"),
         _ => listen.to_owned(),
     };
-    format!("http://{near}")
+    format!("{}://{near}", if config.tls.is_on() { "https" } else { "http" })
 }
 
 /// An address that can be asked, without a slash at its end.
 pub fn check_url(url: &str) -> anyhow::Result<String> {
     let uri: ureq::http::Uri = url.parse().map_err(|error| anyhow!("{url}: {error}; write it as http://host:port"))?;
-    if uri.scheme_str() != Some("http") || uri.host().is_none_or(str::is_empty) {
-        bail!("{url}: write it as http://host:port (sidecars speak plain HTTP)");
+    let is_known = uri.scheme_str().is_some_and(|scheme| ["http", "https"].contains(&scheme));
+    if !is_known || uri.host().is_none_or(str::is_empty) {
+        bail!("{url}: write it as http://host:port or https://host:port");
     }
     Ok(url.trim_end_matches('/').to_owned())
 }
@@ -134,11 +172,15 @@ mod tests {
             ("[::]:80", "http://[::1]:80"),
             ("router:80", "http://router:80"),
         ] {
-            assert_eq!(local(listen), url);
+            let mut config = HttpConfig { listen: listen.to_owned(), ..HttpConfig::default() };
+            assert_eq!(local(&config), url);
+            config.tls.certificate = "c.pem".into();
+            assert_eq!(local(&config), url.replace("http:", "https:"));
             assert_eq!(check_url(url).unwrap(), url);
         }
         assert_eq!(check_url("http://router:80/base/").unwrap(), "http://router:80/base");
-        for bad in ["router:9464", "https://router", "http://", "", "a b"] {
+        assert_eq!(check_url("https://router").unwrap(), "https://router");
+        for bad in ["router:9464", "ftp://router", "http://", "", "a b"] {
             let error = check_url(bad).unwrap_err().to_string();
             assert!(error.contains("http://host:port"), "{error}");
         }

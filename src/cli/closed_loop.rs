@@ -14,7 +14,7 @@ use crate::event::{Name, Query};
 use crate::hpg::spectra::Eigen;
 use crate::learner::Decision;
 use crate::router::{Compiled, DrawKey, Router};
-use crate::runner::{Places, Runner, Snapshots, Stepped};
+use crate::runner::{Places, Retry, Runner, Snapshots, Stepped};
 use crate::simulate::run::{Plan, Stack};
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
@@ -57,12 +57,14 @@ impl ClosedLoop {
             }),
             published: Vec::new(),
             facts: Arc::default(),
+            retry: Retry::never(),
         };
         // Snapshots are taken when the router is to be updated, and then only.
         let cadence = SnapshotConfig { every_updates: u64::MAX, every_ms: u64::MAX, keep: 1 };
         let (mut runner, state) = Runner::open(&settings, &cadence, places)?;
         let at_end = AtEnd::Follow { idle: Duration::ZERO };
-        let directory = Directory::new(dir, Arc::new(Parser::new(&settings)), at_end, state.positions.clone());
+        let directory =
+            Directory::new(dir, Arc::new(Parser::new(&settings)), at_end, state.positions.clone(), Arc::default());
         directory.create()?;
         runner.begin(state)?;
         let log =
@@ -123,7 +125,7 @@ impl Stack for ClosedLoop {
 
     fn finish(&mut self) -> anyhow::Result<()> {
         self.learn()?;
-        self.runner.engine.finish();
+        self.runner.close_windows();
         self.runner.finish()
     }
 }

@@ -10,6 +10,7 @@ use super::contestants::{Contestant, contestants};
 use super::evaluate::{self, Shown};
 use super::examples::LogArgs;
 use super::figures::{mean_and_deviation, percent, spread};
+use super::output::outln;
 use super::progress::{Progress, Unit};
 use super::world::{WorldArgs, positive, share};
 use super::{Failure, dataset, parallel};
@@ -155,10 +156,10 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         std::fs::write(csv, to_csv(&contestants, &of)).with_context(|| format!("cannot write {}", csv.display()))?;
     }
     if args.json {
-        println!("{}", to_json(args, data.as_ref(), &contestants, &of, &path));
+        outln!("{}", to_json(args, data.as_ref(), &contestants, &of, &path))?;
     } else {
-        println!("{}", table.text());
-        println!("Report with curves: {}", path.display());
+        outln!("{}", table.text())?;
+        outln!("Report with curves: {}", path.display())?;
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use super::closed_loop::ClosedLoop;
 use super::figures::{mean_and_deviation, percent, spread};
+use super::output::outln;
 use super::progress::{Progress, Unit};
 use super::world::{WorldArgs, positive, share};
 use super::{Failure, parallel};
@@ -120,7 +121,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         .map(|(contestant, run)| Job { contestant, seed: args.seed.wrapping_add(run) })
         .collect();
     if !args.json {
-        println!("{}\n", introduction(args));
+        outln!("{}\n", introduction(args))?;
     }
     let outcomes = run_all(args, &specs, &jobs)?;
     let rows = rows(args, &specs, &outcomes);
@@ -130,10 +131,10 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let table = table(&rows);
     super::write_csv(args.csv.as_deref(), &[&table])?;
     if args.json {
-        println!("{}", to_json(args, &specs, &rows, &path));
+        outln!("{}", to_json(args, &specs, &rows, &path))?;
     } else {
-        println!("{}", table.text());
-        println!("{}", conclusion(&rows, &path));
+        outln!("{}", table.text())?;
+        outln!("{}", conclusion(&rows, &path))?;
     }
     Ok(())
 }

@@ -9,9 +9,11 @@ use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 
 use super::Failure;
+use super::output::{out, outln};
 use super::progress::{Progress, Unit};
 use crate::config::{Config, Lanes, Settings};
 use crate::engine::Side;
+use crate::files;
 use crate::report::{Column, Table};
 use crate::transport::kafka::cluster::Cluster;
 use crate::transport::kafka::history::{Changed, Mark, Scribe, Span, Stretch, read, stretches};
@@ -94,9 +96,9 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let table = table(&written, changed);
     super::write_csv(args.csv.as_deref(), &[&table])?;
     if args.json {
-        println!("{}", as_json(&written, changed));
+        outln!("{}", as_json(&written, changed))?;
     } else {
-        print!("{}", table.text());
+        out!("{}", table.text())?;
     }
     Ok(())
 }
@@ -183,17 +185,11 @@ impl Log {
     }
 }
 
-/// By rename: where it is, the logs are whole.
+/// Where this file is, the logs are whole.
 fn write_positions(out: &Path, positions: &BTreeMap<&str, u64>) -> anyhow::Result<()> {
-    let (path, new) = (out.join(POSITIONS), out.join(format!("{POSITIONS}.new")));
-    let write = || {
-        let mut file = File::create(&new)?;
-        file.write_all(format!("{:#}\n", json!(positions)).as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&new, &path)?;
-        File::open(out)?.sync_all()
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
+    let path = out.join(POSITIONS);
+    let text = format!("{:#}\n", json!(positions));
+    files::replace(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
 }
 
 impl Topic {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::contestants::contestants;
 use super::examples::LogArgs;
+use super::output::outln;
 use super::panel::{Panel, Row};
 use super::world::positive_number;
 use super::{Failure, summary};
@@ -107,17 +108,17 @@ pub fn on_log(
     let all = table(&panel.rows(), panel.examples(), shown.alpha, shown.alpha);
     super::write_csv(shown.csv.as_deref(), &[&all])?;
     if shown.json {
-        println!("{}", to_json(&panel, shown, path.as_deref()));
+        outln!("{}", to_json(&panel, shown, path.as_deref()))?;
         return Ok(());
     }
-    println!("{}", all.text());
+    outln!("{}", all.text())?;
     let (latest, number) = panel.latest();
     if number < panel.examples() {
-        println!("{}", table(&panel.rows_of(&latest), number, shown.alpha, panel.latest_alpha(shown.alpha)).text());
+        outln!("{}", table(&panel.rows_of(&latest), number, shown.alpha, panel.latest_alpha(shown.alpha)).text())?;
     }
-    println!("{}", verdict(&panel.rows(), shown.alpha));
+    outln!("{}", verdict(&panel.rows(), shown.alpha))?;
     if let Some(path) = path {
-        println!("Report with the lift over time: {}", path.display());
+        outln!("Report with the lift over time: {}", path.display())?;
     }
     Ok(())
 }

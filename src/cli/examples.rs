@@ -12,7 +12,7 @@ use super::{Failure, replay};
 use crate::config::{Config, LearnerConfig, Method};
 use crate::engine::Applied;
 use crate::event::{Example, Name};
-use crate::runner::{Places, Runner, Stepped};
+use crate::runner::{Places, Retry, Runner, Stepped};
 use crate::transport::append::Appender;
 use crate::transport::params::Files;
 
@@ -60,7 +60,14 @@ impl LogArgs {
         let dir = TempDir::with_prefix("pointsman-log-").context("cannot make a temporary directory")?;
         let dead_letters = Appender::new(&dir.path().join("dead-letters.jsonl"));
         let outlet = Box::new(Files { dead_letters, params: None });
-        let places = Places { store: None, audit: None, outlet, published: Vec::new(), facts: Arc::default() };
+        let places = Places {
+            store: None,
+            audit: None,
+            outlet,
+            published: Vec::new(),
+            facts: Arc::default(),
+            retry: Retry::never(),
+        };
         let (mut runner, state) = Runner::open(&settings, &config.snapshot, places)?;
         let bytes_read = Arc::new(AtomicU64::new(0));
         let total = replay::add_logs(&self.queries, &self.rewards, &settings, &mut runner, &state, &bytes_read)?;
@@ -86,7 +93,7 @@ impl LogArgs {
             told = now;
         }
         progress.finish();
-        take(runner.engine.finish(), &mut number)?;
+        take(runner.close_windows(), &mut number)?;
         runner.finish()?;
         if number == 0 {
             let advice = "`pointsman replay` says what became of their events";

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 
+use super::output::outln;
 use super::progress::{Progress, Unit};
 use super::world::positive;
 use super::{Failure, dataset, parallel};
@@ -85,7 +86,7 @@ pub fn run(args: &Args, _config: &Config) -> Result<(), Failure> {
     let setting = Setting::new(args, &data).map_err(Failure::Usage)?;
     let figure = Figure::new(args, &data).map_err(Failure::Usage)?;
     if !args.json {
-        println!("{}\n", setting.introduction(&data));
+        outln!("{}\n", setting.introduction(&data))?;
     }
     let rows = measure(&setting.study);
     if let Some(path) = &args.csv {
@@ -95,16 +96,16 @@ pub fn run(args: &Args, _config: &Config) -> Result<(), Failure> {
     let report = args.report.as_deref().map(|directory| super::write_page(directory, "gap", &page)).transpose()?;
     super::write_pngs(args.png.as_deref(), "gap", &page)?;
     if args.json {
-        println!("{}", to_json(args, &data, &setting, &rows, figure.as_ref(), report.as_deref()));
+        outln!("{}", to_json(args, &data, &setting, &rows, figure.as_ref(), report.as_deref()))?;
         return Ok(());
     }
-    println!("{}", setting.table(&rows).text());
-    println!("{}", rows[0].verdict());
+    outln!("{}", setting.table(&rows).text())?;
+    outln!("{}", rows[0].verdict())?;
     if let Some(figure) = &figure {
-        println!("\n{}", figure.summary());
+        outln!("\n{}", figure.summary())?;
     }
     if let Some(path) = report {
-        println!("\nReport: {}", path.display());
+        outln!("\nReport: {}", path.display())?;
     }
     Ok(())
 }

@@ -5,17 +5,19 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 
 use super::Failure;
-use super::client::{self, Target};
+use super::client::{self, Trust};
+use super::output::outln;
 use crate::config::Config;
 
 /// Ask a learner or router how it is: exit code 0 if it answers well, 1 if not
 ///
 /// For containers and scripts that have no other HTTP client. /live tells that the process answers, /ready that it does
-/// its work: a router is ready when it has parameters (or --serve-uniform), a learner when it reads events.
+/// its work: a router is ready when it has parameters (or --serve-uniform), a learner when it reads events. The probe sends
+/// no token and does not verify certificates: it may ask by an address that the certificate does not name.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// What to ask, plain http://; default: /live at http.listen
+    /// What to ask; default: /live at http.listen, by https if http.tls is set
     #[arg(long)]
     url: Option<String>,
     /// How long to wait for the answer
@@ -32,12 +34,12 @@ const EXAMPLES: &str = "Examples:
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let url = match &args.url {
         Some(url) => client::check_url(url).map_err(Failure::Usage)?,
-        None => format!("{}/live", client::local(&config.http.listen)),
+        None => format!("{}/live", client::local(&config.http)),
     };
-    let agent = Target::agent(Duration::from_millis(args.timeout_ms), 1);
+    let agent = client::agent(Duration::from_millis(args.timeout_ms), 1, Trust::Anyone);
     let mut response = agent.get(&url).call().with_context(|| format!("{url} does not answer"))?;
     if response.status().is_success() {
-        println!("{url}: {}", response.status());
+        outln!("{url}: {}", response.status())?;
         return Ok(());
     }
     let said = response.body_mut().read_to_string().unwrap_or_default();

@@ -1,6 +1,5 @@
 //! `pointsman completions` and `pointsman man`: help for shells and for `man`.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -8,6 +7,7 @@ use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
+use super::output::print_bytes;
 use super::{Cli, Failure};
 
 /// Print completions for a shell
@@ -32,14 +32,14 @@ pub struct ManArgs {
 pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "pointsman", &mut text);
-    print(&text)
+    Ok(print_bytes(&text)?)
 }
 
 /// Prints a page, or writes all.
 pub fn man(args: &ManArgs) -> Result<(), Failure> {
     let mut command = Cli::command();
     command.build();
-    let Some(dir) = &args.out else { return print(&page(command, "pointsman")?) };
+    let Some(dir) = &args.out else { return Ok(print_bytes(&page(command, "pointsman")?)?) };
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     Ok(write_pages(dir, &command, "pointsman")?)
 }
@@ -57,12 +57,4 @@ fn page(command: Command, name: &str) -> anyhow::Result<Vec<u8>> {
     let page = Man::new(command).title(name.to_uppercase()).source(source);
     page.render(&mut text).context("cannot make the manual page")?;
     Ok(text)
-}
-
-/// A reader that has seen enough, such as `head`, is no failure.
-fn print(text: &[u8]) -> Result<(), Failure> {
-    match std::io::stdout().write_all(text) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::Run(error.into())),
-        _ => Ok(()),
-    }
 }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, anyhow};
-use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use super::output::outln;
 use super::{Failure, summary};
 use crate::config::{Config, Settings};
-use crate::http::learner;
+use crate::http::{Server, learner, raise_descriptor_limit};
 use crate::runner::follow::{Outcome, Run};
 use crate::telemetry::Status;
 
@@ -32,8 +32,8 @@ pub struct Args {
     /// With --once: print what it came to as one JSON object
     #[arg(long, requires = "once")]
     json: bool,
-    /// Kafka: go on although messages were deleted before they were read, or a topic was made anew; what is missing is
-    /// recorded in the dead-letter topic
+    /// Kafka: resume although messages were deleted before they were read, or a topic was recreated, and skip batches that
+    /// cannot be read (damaged, or too large once decompressed); each gap is recorded in the dead-letter topic
     #[arg(long)]
     accept_gap: bool,
 }
@@ -47,11 +47,15 @@ const EXAMPLES: &str = "Examples:
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
+    if !args.once {
+        config.http.check_listen().map_err(|e| Failure::Usage(e.into()))?;
+    }
+    raise_descriptor_limit();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().context("cannot start")?;
     let outcome = runtime.block_on(serve(args, config, settings))?;
     if let Some(outcome) = outcome.filter(|_| args.json) {
-        println!("{}", summary::json(&outcome.engines, outcome.out_of_order));
+        outln!("{}", summary::json(&outcome.engines, outcome.out_of_order))?;
     }
     Ok(())
 }
@@ -64,17 +68,17 @@ async fn serve(args: &Args, config: &Config, settings: Settings) -> anyhow::Resu
     let status = Arc::new(Status::default());
     let listen = &config.http.listen;
     if !args.once && !listen.is_empty() {
-        let listener = TcpListener::bind(listen).await.with_context(|| {
+        let server = Server::bind(&config.http, status.http()).await.with_context(|| {
             format!("cannot listen on {listen} (http.listen; a router on the same machine needs another, \"\" is none)")
         })?;
-        tracing::info!(listen = %listener.local_addr()?, "answering over HTTP");
-        tokio::spawn(learner::serve(listener, status.clone(), config.http.token.clone(), std::future::pending()));
+        tracing::info!(listen = server.url(), "answering over HTTP");
+        tokio::spawn(learner::serve(server, status.clone(), std::future::pending()));
     }
     let (done, mut ended) = oneshot::channel();
     let (seen, config, once, accept_gap) = (stop.clone(), config.clone(), args.once, args.accept_gap);
     let runtime = Handle::current();
     std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
-        let (config, settings, stop, status, runtime) = (&config, &settings, &*seen, &*status, &runtime);
+        let (config, settings, stop, status, runtime) = (&config, &settings, &seen, &*status, &runtime);
         let run = Run { once, accept_gap, config, settings, stop, status, runtime };
         let _ = done.send(run.follow());
     })?;

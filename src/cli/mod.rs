@@ -1,5 +1,7 @@
 //! The command line: one file a subcommand.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod check_config;
 mod client;
 mod closed_loop;
@@ -16,6 +18,7 @@ mod health;
 mod help;
 mod learn;
 mod logging;
+mod output;
 mod panel;
 mod parallel;
 mod params;
@@ -32,10 +35,11 @@ mod world;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::Config;
+use crate::fatal;
 use crate::report::{Page, Table, png};
 
 /// Learns online, from the events you already log, which embedding model should answer each query.
@@ -94,6 +98,16 @@ pub enum Failure {
     Run(anyhow::Error),
 }
 
+impl Failure {
+    /// Prints it to standard error; the exit code. Line ends stay, since errors of TOML files show the lines.
+    pub fn report(&self) -> u8 {
+        let (Self::Usage(error) | Self::Run(error)) = self;
+        let text: Vec<String> = format!("pointsman: {error:#}").lines().map(logging::escape).collect();
+        output::report(&text.join("\n"));
+        if matches!(self, Self::Usage(_)) { 2 } else { 1 }
+    }
+}
+
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
         Self::Run(error)
@@ -106,9 +120,14 @@ impl Cli {
         let config = match self.command {
             // Help is there whatever the configuration.
             Command::Completions(_) | Command::Man(_) => Config::default(),
-            _ => settings::load(self.common.config.as_deref(), &self.common.set, variables())?,
+            _ => settings::load(self.common.config.as_deref(), &self.common.set, variables()?)?,
         };
         logging::start(&config.log);
+        fatal::make_panics_fatal();
+        // Manual pages and completions are for everybody.
+        if !matches!(self.command, Command::Completions(_) | Command::Man(_)) {
+            crate::files::make_private();
+        }
         match self.command {
             Command::Demo(args) => demo::run(&args, &config),
             Command::Learn(args) => learn::run(&args, &config),
@@ -131,9 +150,15 @@ impl Cli {
     }
 }
 
-/// The environment, but for what is no text: it cannot be ours.
-fn variables() -> impl Iterator<Item = (String, String)> {
-    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+/// Our environment variables. One that is not text is an error: a token that is ignored would protect nothing.
+fn variables() -> Result<Vec<(String, String)>, Failure> {
+    let ours = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+    let ours = ours.filter(|(name, _)| name.starts_with(settings::PREFIX));
+    let text = |(name, value): (String, std::ffi::OsString)| match value.into_string() {
+        Ok(value) => Ok((name, value)),
+        Err(_) => Err(Failure::Usage(anyhow!("the environment variable {name} is not valid UTF-8"))),
+    };
+    ours.map(text).collect()
 }
 
 /// Writes tables as comma-separated values, an empty line between them, if a file is named.

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Failure;
+use super::output::{out, outln};
 use crate::config::{Config, EventsSpec};
 use crate::event::{Name, Query};
 use crate::report::{Column, Table};
@@ -111,10 +112,10 @@ fn show(args: &Show, config: &Config) -> anyhow::Result<()> {
     let (facts, spectra) = (shown.facts(source), shown.spectra());
     super::write_csv(args.csv.as_deref(), &[&facts, &spectra])?;
     if args.json {
-        println!("{}", serde_json::to_string(&shown).context("cannot print the parameters")?);
+        outln!("{}", serde_json::to_string(&shown).context("cannot print the parameters")?)?;
     } else {
-        println!("{}", facts.text());
-        print!("{}", spectra.text());
+        outln!("{}", facts.text())?;
+        out!("{}", spectra.text())?;
     }
     Ok(())
 }
@@ -146,7 +147,7 @@ fn score(args: &Score, events: &EventsSpec) -> anyhow::Result<()> {
     let scored = Scored::new(&params, &components).with_context(|| {
         format!("{source} does not fit the parameters of space {} in {}", params.space, args.params.display())
     })?;
-    println!("{}", serde_json::to_string(&scored).context("cannot print the scores")?);
+    outln!("{}", serde_json::to_string(&scored).context("cannot print the scores")?)?;
     Ok(())
 }
 

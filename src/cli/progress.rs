@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{DecimalBytes, ProgressBar, ProgressState, ProgressStyle};
 
+use super::output::{self, outln};
 use crate::transport::lock;
 
 /// Lines printed over the whole work where there is no terminal, at least.
@@ -82,16 +83,16 @@ impl Progress {
                 bar.set_message(message());
                 bar.inc(steps);
             }
-            None if self.is_due(done - steps, done) => eprintln!("{}", self.line(done, &message())),
+            None if self.is_due(done - steps, done) => output::report(&self.line(done, &message())),
             None => {}
         }
     }
 
     /// Prints a line of the result meanwhile.
-    pub fn print(&self, line: &str) {
+    pub fn print(&self, line: &str) -> anyhow::Result<()> {
         match &self.bar {
-            Some(bar) => bar.suspend(|| println!("{line}")),
-            None => println!("{line}"),
+            Some(bar) => bar.suspend(|| outln!("{line}")),
+            None => outln!("{line}"),
         }
     }
 

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::Failure;
+use super::output::outln;
 use super::progress::{Progress, Unit};
 use crate::config::{Config, Lanes};
 use crate::runner::repartition::repartition;
@@ -51,12 +52,15 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     }
     let moved = moved?;
     if args.json {
-        println!("{}", json!(moved));
+        outln!("{}", json!(moved))?;
     } else {
-        println!(
+        outln!(
             "{} partitions, were {}: {} of {} spaces have moved",
-            moved.now, moved.before, moved.moved, moved.spaces
-        );
+            moved.now,
+            moved.before,
+            moved.moved,
+            moved.spaces
+        )?;
     }
     Ok(())
 }

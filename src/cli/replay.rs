@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 
 use super::Failure;
+use super::output::outln;
 use super::progress::{Progress, Unit};
 use super::summary;
 use crate::config::{Config, Lanes, Settings, StoreConfig};
@@ -16,7 +17,7 @@ use crate::engine::{Applied, Engine, Side, SpaceView};
 use crate::event::Name;
 use crate::merge::MergeState;
 use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
-use crate::runner::{Places, Runner, Snapshots, Stepped};
+use crate::runner::{Places, Retry, Runner, Snapshots, Stepped};
 use crate::transport::Log;
 use crate::transport::ahead::{self, Ahead};
 use crate::transport::append::Appender;
@@ -97,17 +98,17 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let table = summary::table(&outcome.engine, outcome.out_of_order);
     super::write_csv(args.csv.as_deref(), &[&table])?;
     if args.json {
-        println!("{}", summary::json(std::slice::from_ref(&outcome.engine), outcome.out_of_order));
+        outln!("{}", summary::json(std::slice::from_ref(&outcome.engine), outcome.out_of_order))?;
     } else {
-        println!("{}", table.text());
+        outln!("{}", table.text())?;
         for view in outcome.engine.spaces().take(SPACES_SHOWN) {
             if let Some(worth) = &view.worth {
-                println!("space {}: {}", view.name, summary::space_verdict(worth));
+                outln!("space {}: {}", view.name, summary::space_verdict(worth))?;
             }
         }
-        println!("state digest {}", outcome.engine.digest());
+        outln!("state digest {}", outcome.engine.digest())?;
         if let Some(path) = report {
-            println!("Report with rewards, traffic and spectra: {}", path.display());
+            outln!("Report with rewards, traffic and spectra: {}", path.display())?;
         }
     }
     Ok(())
@@ -127,6 +128,7 @@ fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<O
         outlet: Box::new(Files { dead_letters: Appender::new(&args.dead_letters), params: None }),
         published: Vec::new(),
         facts: Arc::default(),
+        retry: Retry::never(),
     };
     if args.from_kafka {
         replay_topics(args, config, settings, places)
@@ -160,7 +162,7 @@ fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Plac
     let ending = |i: usize| Ending::Until(stretches.get(i).map_or(0, |stretch| stretch.end));
     let number = places.iter().filter(|place| place.side == Side::Query).count();
     let spread = (kafka.lanes == Lanes::Partition).then(|| Spread::new(settings, number));
-    let (reader, logs) = Reader::start(&cluster, parser, &places, &Membership::Alone, spread, ending)?;
+    let (reader, logs) = Reader::start(&cluster, parser, &places, &Membership::Alone, spread, false, ending)?;
     for (place, log) in logs {
         runner.merge.add(place.name, log, Some(place.position), None);
     }
@@ -216,9 +218,7 @@ fn drive<S: Log>(
     progress.advance(done(events) - told, || speed(events));
     progress.finish();
     if !args.keep_open {
-        let applied = runner.engine.finish();
-        runner.note_applied(&applied);
-        note(&mut trends, &applied);
+        note(&mut trends, &runner.close_windows());
     }
     runner.finish()?;
     Ok(Outcome { out_of_order: runner.merge.out_of_order(), engine: runner.engine, trends })

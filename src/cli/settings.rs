@@ -1,21 +1,29 @@
 //! Where configuration comes from: built-in defaults, a file, the environment, the command line; later ones win.
+//!
+//! The environment and the command line give text. A key that takes a string takes the text verbatim, whatever it looks
+//! like: a password may well be valid TOML. Everything else is written as in TOML. Errors name the source and the key, and
+//! quote a value only where it cannot be a secret.
 
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
-use config::builder::DefaultState;
-use config::{ConfigBuilder, File, FileFormat, Map, Value, ValueKind};
+use config::{ConfigError, Map, Source, ValueKind};
+use toml::{Table, Value};
 
 use super::Failure;
 use crate::config::Config;
 
-const PREFIX: &str = "POINTSMAN__";
+/// What the names of our environment variables start with.
+pub const PREFIX: &str = "POINTSMAN__";
 
-/// Loads the configuration; what is wrong with it is the user's to mend.
+/// Settings of librdkafka. The client reads the files that they name.
+const CLIENT: &str = "transport.kafka.client";
+
+/// Loads the configuration. What is wrong with it is a usage error.
 pub fn load(
     file: Option<&Path>,
     overrides: &[String],
-    environment: impl Iterator<Item = (String, String)>,
+    environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<Config, Failure> {
     collect(file, overrides, environment).map_err(Failure::Usage)
 }
@@ -23,57 +31,198 @@ pub fn load(
 fn collect(
     file: Option<&Path>,
     overrides: &[String],
-    environment: impl Iterator<Item = (String, String)>,
+    environment: impl IntoIterator<Item = (String, String)>,
 ) -> anyhow::Result<Config> {
-    let mut builder = config::Config::builder();
+    let mut layers = Layers::default();
     if let Some(path) = file {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        // Parsed alone first, so that an error in the file is told as the file's.
-        let table: toml::Table = text.parse().with_context(|| format!("{} is not valid TOML", path.display()))?;
-        table.try_into::<Config>().with_context(|| format!("in {}", path.display()))?;
-        builder = builder.add_source(File::from_str(&text, FileFormat::Toml));
+        layers.file.0 = read(path)?;
+        read_secrets(&mut layers.file.0, "").with_context(|| format!("in {}", path.display()))?;
+        // Checked alone first, so that the error names the file.
+        layers.parse().with_context(|| format!("in {}", path.display()))?;
     }
-    let mut variables: Vec<_> = environment.filter(|(name, _)| name.starts_with(PREFIX)).collect();
+    let mut variables: Vec<_> = environment.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
     variables.sort();
     for (name, text) in &variables {
         let key = name[PREFIX.len()..].to_lowercase().replace("__", ".");
-        builder = set(builder, &key, text).with_context(|| format!("in the environment, {name}={text}"))?;
+        set(&mut layers.environment.0, &key, text)
+            .and_then(|()| layers.parse())
+            .with_context(|| format!("in the environment variable {name}"))?;
     }
     for option in overrides {
+        // Without "=" all of it may be a value.
         let (key, text) =
-            option.split_once('=').ok_or_else(|| anyhow!("--set {option}: write it as --set section.key=value"))?;
-        builder = set(builder, key.trim(), text).with_context(|| format!("in --set {option}"))?;
+            option.split_once('=').ok_or_else(|| anyhow!("--set: write it as --set section.key=value"))?;
+        set(&mut layers.command_line.0, key.trim(), text)
+            .and_then(|()| layers.parse())
+            .with_context(|| format!("in --set {}", key.trim()))?;
     }
-    Ok(builder.build()?.try_deserialize::<Config>()?)
+    layers.parse()
 }
 
-fn set(builder: ConfigBuilder<DefaultState>, key: &str, text: &str) -> anyhow::Result<ConfigBuilder<DefaultState>> {
-    let builder = builder.set_override(key, parse(text))?;
-    // Tried at once, so that an error is told as this key's.
-    builder.build_cloned()?.try_deserialize::<Config>()?;
-    Ok(builder)
+/// The sources, the later ones over the earlier.
+#[derive(Default)]
+struct Layers {
+    file: Layer,
+    environment: Layer,
+    command_line: Layer,
 }
 
-/// A value as TOML writes it; what is none is a string, so that names need no quotes.
-fn parse(text: &str) -> Value {
-    let table = format!("value = {text}").parse::<toml::Table>();
-    let value = table.ok().and_then(|mut table| table.remove("value"));
-    value.map_or_else(|| Value::new(None, text.to_owned()), from_toml)
+/// What one source says.
+#[derive(Debug, Clone, Default)]
+struct Layer(Table);
+
+impl Source for Layer {
+    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    fn collect(&self) -> Result<Map<String, config::Value>, ConfigError> {
+        Ok(self.0.iter().map(|(key, value)| (key.clone(), from_toml(value))).collect())
+    }
 }
 
-fn from_toml(value: toml::Value) -> Value {
+fn from_toml(value: &Value) -> config::Value {
     let kind: ValueKind = match value {
-        toml::Value::String(x) => x.into(),
-        toml::Value::Integer(x) => x.into(),
-        toml::Value::Float(x) => x.into(),
-        toml::Value::Boolean(x) => x.into(),
-        toml::Value::Datetime(x) => x.to_string().into(),
-        toml::Value::Array(items) => ValueKind::Array(items.into_iter().map(from_toml).collect()),
-        toml::Value::Table(table) => {
-            ValueKind::Table(table.into_iter().map(|(k, v)| (k, from_toml(v))).collect::<Map<_, _>>())
+        Value::String(x) => x.clone().into(),
+        Value::Integer(x) => (*x).into(),
+        Value::Float(x) => (*x).into(),
+        Value::Boolean(x) => (*x).into(),
+        Value::Datetime(x) => x.to_string().into(),
+        Value::Array(items) => ValueKind::Array(items.iter().map(from_toml).collect()),
+        Value::Table(table) => {
+            ValueKind::Table(table.iter().map(|(key, value)| (key.clone(), from_toml(value))).collect())
         }
     };
-    Value::new(None, kind)
+    config::Value::new(None, kind)
+}
+
+fn read(path: &Path) -> anyhow::Result<Table> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    text.parse::<Table>().map_err(|error| {
+        // Its own display quotes the line, which may hold a secret.
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        anyhow!("{} is not valid TOML, line {line}: {}", path.display(), error.message())
+    })
+}
+
+/// Sets a key to what a text means for it.
+fn set(settings: &mut Table, key: &str, text: &str) -> anyhow::Result<()> {
+    if let Some(secret) = key.strip_suffix(".file").filter(|key| is_masked(key) && !is_of_client(key)) {
+        put(settings, secret, read_secret(secret, text)?);
+    } else {
+        put(settings, key, value(key, text));
+    }
+    Ok(())
+}
+
+/// What a text means for a key: itself if the key takes a string, else what TOML makes of it.
+fn value(key: &str, text: &str) -> Value {
+    let verbatim = Value::String(text.to_owned());
+    if try_key(&type_key(key), verbatim.clone()).is_ok() {
+        return verbatim;
+    }
+    let table = format!("value = {text}").parse::<Table>();
+    table.ok().and_then(|mut table| table.remove("value")).unwrap_or(verbatim)
+}
+
+/// The key that has the type of this one: a key of one space has that of the same key of `[learner]`.
+fn type_key(key: &str) -> String {
+    match key.strip_prefix("spaces.").and_then(|rest| rest.split_once('.')) {
+        Some((_, key)) => format!("learner.{key}"),
+        None => key.to_owned(),
+    }
+}
+
+fn try_key(key: &str, value: Value) -> Result<Config, toml::de::Error> {
+    let mut table = Table::new();
+    put(&mut table, key, value);
+    table.try_into()
+}
+
+/// Puts a value at a key with dots; tables on the way are made.
+fn put(table: &mut Table, key: &str, value: Value) {
+    let Some((section, rest)) = key.split_once('.') else {
+        table.insert(key.to_owned(), value);
+        return;
+    };
+    let inner = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
+    if !inner.is_table() {
+        *inner = Value::Table(Table::new());
+    }
+    if let Value::Table(inner) = inner {
+        put(inner, rest, value);
+    }
+}
+
+/// Replaces secrets that are written as `key = { file = "..." }`, which is `key.file = "..."`, by what the files hold.
+fn read_secrets(table: &mut Table, section: &str) -> anyhow::Result<()> {
+    for (key, value) in table.iter_mut() {
+        let key = if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
+        let Value::Table(inner) = value else { continue };
+        match inner.get("file").and_then(Value::as_str).filter(|_| inner.len() == 1 && is_masked(&key)) {
+            Some(path) => *value = read_secret(&key, path)?,
+            None if is_of_client(&key) => {}
+            None => read_secrets(inner, &key)?,
+        }
+    }
+    Ok(())
+}
+
+/// The content of a file, without the newline at its end.
+fn read_secret(key: &str, path: &str) -> anyhow::Result<Value> {
+    // The path stays out of the error: it may be the secret itself, put there by mistake.
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the file that {key}.file names"))?;
+    let text = text.trim_end_matches(['\n', '\r']);
+    if text.is_empty() {
+        return Err(anyhow!("the file that {key}.file names is empty"));
+    }
+    Ok(Value::String(text.to_owned()))
+}
+
+impl Layers {
+    /// What they say together. Checked after each source, so that the error can name the source.
+    fn parse(&self) -> anyhow::Result<Config> {
+        let mut merged = config::Config::builder();
+        for layer in [&self.file, &self.environment, &self.command_line] {
+            merged = merged.add_source(layer.clone());
+        }
+        // Read as TOML, which neither turns numbers into strings nor names Rust's types in its errors.
+        let merged: Table = merged.build()?.try_deserialize()?;
+        serde_path_to_error::deserialize(Value::Table(merged)).map_err(|error| {
+            let key = error.path().to_string();
+            let problem = error.inner().message();
+            if is_unknown(problem) || !may_be_secret(&key) {
+                return anyhow!("{key}: {problem}");
+            }
+            anyhow!("{key}: the value has the wrong type")
+        })
+    }
+}
+
+/// A value that no configuration has.
+const PROBE: &str = "pointsman-probe";
+
+/// Whether a key takes a string that the configuration masks when it is shown.
+fn is_masked(key: &str) -> bool {
+    let config = try_key(key, Value::String(PROBE.to_owned()));
+    config.is_ok_and(|config| serde_json::to_string(&config).is_ok_and(|shown| !shown.contains(PROBE)))
+}
+
+/// Whether the value of a key must not be quoted: it is masked, a whole section, or of a key that does not exist, which
+/// may be that of a secret, misspelt.
+fn may_be_secret(key: &str) -> bool {
+    let unknown = |error: &toml::de::Error| is_unknown(error.message());
+    let is_section = || try_key(key, Value::Table(Table::new())).is_ok();
+    is_masked(key) || is_section() || try_key(key, Value::String(PROBE.to_owned())).is_err_and(|error| unknown(&error))
+}
+
+fn is_unknown(problem: &str) -> bool {
+    problem.starts_with("unknown field")
+}
+
+fn is_of_client(key: &str) -> bool {
+    key.strip_prefix(CLIENT).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 #[cfg(test)]
@@ -116,11 +265,11 @@ mod tests {
             (Some("[learner]\ntua = 1.0"), None, None, &["pointsman.toml", "tua", "tau"][..]),
             (Some("[learner"), None, None, &["pointsman.toml", "not valid TOML"][..]),
             (Some("[learner]\nalgorithm = \"hgp\""), None, None, &["hgp", "hpg-parameter-free"][..]),
-            (None, Some("learner.tua=1"), None, &["--set learner.tua=1", "tua"][..]),
+            (None, Some("learner.tua=1"), None, &["--set learner.tua", "unknown field `tua`"][..]),
             (None, Some("learner.eta"), None, &["--set section.key=value"][..]),
-            (None, Some("learner.eta=fast"), None, &["--set learner.eta=fast"][..]),
-            (None, None, Some(("POINTSMAN__LEARNER__DIM", "-1")), &["POINTSMAN__LEARNER__DIM=-1"][..]),
-            (None, None, Some(("POINTSMAN__LEARNERS__DIM", "1")), &["POINTSMAN__LEARNERS__DIM=1", "learners"][..]),
+            (None, Some("learner.eta=fast"), None, &["--set learner.eta", "\"fast\""][..]),
+            (None, None, Some(("POINTSMAN__LEARNER__DIM", "-1")), &["POINTSMAN__LEARNER__DIM", "-1"][..]),
+            (None, None, Some(("POINTSMAN__LEARNERS__DIM", "1")), &["POINTSMAN__LEARNERS__DIM", "learners"][..]),
         ] {
             let set: Vec<&str> = set.into_iter().collect();
             let environment: Vec<(&str, &str)> = environment.into_iter().collect();
@@ -129,5 +278,67 @@ mod tests {
                 assert!(error.contains(part), "{part:?} is not in: {error}");
             }
         }
+    }
+
+    /// Text that TOML reads as something else, or as several things.
+    const SECRETS: [&str; 6] = ["8#kJ2mQv9xLpZ", "true", "1e5", "\"quoted\"", "[1, 2]", "{ a = 1 }"];
+
+    #[test]
+    fn keys_that_take_strings_take_them_verbatim() {
+        for secret in SECRETS {
+            let environment = [("POINTSMAN__HTTP__TOKEN", secret)];
+            assert_eq!(try_load(None, &[], &environment).unwrap().http.token.0, secret);
+            let set = format!("http.token={secret}");
+            assert_eq!(try_load(None, &[&set], &[]).unwrap().http.token.0, secret);
+            let environment = [("POINTSMAN__TRANSPORT__KAFKA__CLIENT__SASL__PASSWORD", secret)];
+            let kafka = try_load(None, &[], &environment).unwrap().transport.kafka;
+            assert_eq!(kafka.client.iter().collect::<Vec<_>>(), [("sasl.password", secret)]);
+        }
+        let set = ["store.dir=5", "spaces.5.dim=3", "spaces.5.algorithm=uniform", "router.fallback_model=7"];
+        let config = try_load(None, &set, &[("POINTSMAN__TRANSPORT__KAFKA__START", "1769860800000")]).unwrap();
+        assert_eq!((config.store.dir.to_str(), config.router.fallback_model.as_deref()), (Some("5"), Some("7")));
+        assert_eq!(config.check().unwrap_err().key, "router.fallback_model");
+        assert_eq!(config.spaces["5"]["dim"], 3);
+        assert_eq!(config.transport.kafka.start.to_string(), "1769860800000");
+    }
+
+    #[test]
+    fn errors_never_quote_what_may_be_secret() {
+        let secret = "8kJ2mQv9xLpZ";
+        let errors = [
+            try_load(None, &[], &[("POINTSMAN__HTTP__TOKN", secret)]),
+            try_load(None, &[], &[("POINTSMAN__HTP__TOKEN", secret)]),
+            try_load(None, &[], &[("POINTSMAN__HTTP", secret)]),
+            try_load(None, &[], &[("POINTSMAN__HTTP__TOKEN__FILE", secret)]),
+            try_load(None, &[&format!("http.tokn={secret}")], &[]),
+            try_load(None, &[secret], &[]),
+            try_load(Some(&format!("[http]\ntokn = \"{secret}\"")), &[], &[]),
+            try_load(Some(&format!("[http]\ntoken = {secret}")), &[], &[]),
+            try_load(Some(&format!("[http]\ntoken = [\"{secret}\"]")), &[], &[]),
+            try_load(Some(&format!("[http]\ntoken = \"{secret}")), &[], &[]),
+            try_load(Some(&format!("http = \"{secret}\"")), &[], &[]),
+        ];
+        for error in errors.map(|loaded| format!("{:#}", loaded.unwrap_err())) {
+            assert!(!error.contains(secret), "{error}");
+        }
+        let number = try_load(Some("[http]\ntoken = 12345678"), &[], &[]).unwrap_err();
+        assert!(format!("{number:#}").ends_with("http.token: the value has the wrong type"), "{number:#}");
+    }
+
+    #[test]
+    fn secrets_are_read_from_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token").to_str().unwrap().to_owned();
+        std::fs::write(&path, "8#k\n").unwrap();
+        let in_table = format!("[http]\ntoken = {{ file = {path:?} }}\n[router]\nkey.file = {path:?}");
+        let config = try_load(Some(&in_table), &[], &[]).unwrap();
+        assert_eq!((config.http.token.0.as_str(), config.router.key.0.as_str()), ("8#k", "8#k"));
+        assert_eq!(try_load(None, &[], &[("POINTSMAN__HTTP__TOKEN__FILE", &path)]).unwrap().http.token.0, "8#k");
+        assert_eq!(try_load(None, &[&format!("router.key.file={path}")], &[]).unwrap().router.key.0, "8#k");
+        let replaced = try_load(Some(&in_table), &["http.token=other"], &[]).unwrap();
+        assert_eq!(replaced.http.token.0, "other");
+        std::fs::write(&path, "\n").unwrap();
+        let empty = try_load(Some(&in_table), &[], &[]).unwrap_err();
+        assert!(format!("{empty:#}").contains("http.token.file names is empty"), "{empty:#}");
     }
 }

@@ -13,7 +13,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::Failure;
-use super::client::{self, Decided, NoAnswer, Target};
+use super::client::{self, Decided, NoAnswer, Target, Trust};
+use super::output::{out, outln};
 use super::world::{WorldArgs, share};
 use crate::config::Config;
 use crate::event::Name;
@@ -35,7 +36,7 @@ use crate::simulate::traffic::{Ask, Earned, Task, Traffic, TrafficSpec};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Address of the router, plain http://; default: http.listen, on this machine
+    /// Address of the router, http:// or https://; default: http.listen, on this machine
     #[arg(long, value_name = "URL")]
     to: Option<String>,
     /// Requests a second; 0: as fast as they go
@@ -103,7 +104,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let space = Name::try_from(args.space.as_str()).context("--space").map_err(Failure::Usage)?;
     let url = match &args.to {
         Some(url) => client::check_url(url).context("--to").map_err(Failure::Usage)?,
-        None => client::local(&config.http.listen),
+        None => client::local(&config.http),
     };
     let spec = settings.space(&space);
     let traffic = TrafficSpec {
@@ -115,8 +116,10 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         seed: args.seed,
     };
     let token = args.token.clone().unwrap_or_else(|| config.http.token.0.clone());
+    let trust = Trust::load(&config.http.tls).map_err(Failure::Usage)?;
+    let agent = client::agent(TIMEOUT, args.connections.into(), trust);
     let simulation = Arc::new(Simulation {
-        target: Target::new(url, space, token, TIMEOUT, args.connections.into()),
+        target: Target::new(agent, url, space, token),
         models: spec.models.clone(),
         // The same id again would get the same answer: a run must not repeat those of another.
         run: format!("sim-{:012x}", rand::rng().random::<u64>() >> 16),
@@ -130,9 +133,9 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let table = outcome.table();
     super::write_csv(args.csv.as_deref(), &[&table])?;
     if args.json {
-        println!("{}", outcome.json(args, &simulation));
+        outln!("{}", outcome.json(args, &simulation))?;
     } else {
-        print!("{}", table.text());
+        out!("{}", table.text())?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 
+use super::output::outln;
 use super::params::utc;
 use super::progress::{Progress, Unit};
 use super::{Failure, summary};
@@ -14,7 +15,7 @@ use crate::engine::Engine;
 use crate::event::Name;
 use crate::merge::Position;
 use crate::report::{Column, Table};
-use crate::snapshot::LaneHead;
+use crate::snapshot::{LaneHead, next_epoch};
 use crate::store::archive::{DamagedSnapshot, Snapshot};
 use crate::store::{self, DirArchive, Witness};
 use crate::transport::kafka::positions;
@@ -42,6 +43,7 @@ const EXAMPLES: &str = "Examples:
   pointsman snapshots show --store data/store --json | jq .state_digest
   pointsman snapshots export --store data/store --space shop --out shop.safetensors
   pointsman snapshots import --store data/store --start-at history/positions.json
+  pointsman snapshots drop --store data/store --space shop
   pointsman snapshots rollback --store data/store --to 41";
 
 #[derive(Debug, clap::Subcommand)]
@@ -101,6 +103,16 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         start_at: Option<PathBuf>,
     },
+    /// Drop spaces with all that they have learned; a new epoch begins
+    ///
+    /// Their pending joins are counted as evicted. Routers keep the parameters that were published: delete the file
+    /// params/SPACE.safetensors, or write a tombstone for the key on the parameters topic, and restart the routers. A later
+    /// query of the space creates it anew.
+    Drop {
+        /// Which space; may be repeated
+        #[arg(long, required = true, num_args = 1.., value_name = "NAME")]
+        space: Vec<String>,
+    },
     /// Go back to an older generation for good; a new epoch begins
     ///
     /// Positions go back too: what came after it is read again from the logs, and learned again.
@@ -122,6 +134,10 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         Command::Export { space, generation, out } => export(place, &name(space)?, *generation, out)?,
         Command::Import { space, from, start_at } => {
             import(place, config, name(space)?, from.as_deref(), start_at.as_deref())?;
+        }
+        Command::Drop { space } => {
+            let spaces = space.iter().map(|space| name(space)).collect::<Result<Vec<Name>, Failure>>()?;
+            drop_spaces(place, &spaces)?;
         }
         Command::Rollback { to } => rollback(place, *to)?,
     }
@@ -186,7 +202,7 @@ impl Opened {
     }
 }
 
-/// The generations never change here but by `rollback` and `import`: none is to be dropped.
+/// The generations never change here but by `rollback`, `import` and `drop`: none is to be deleted.
 const KEEP_ALL: usize = usize::MAX;
 
 fn open(place: Place<'_>) -> anyhow::Result<(DirArchive, String)> {
@@ -291,9 +307,9 @@ fn list(place: Place<'_>, csv: Option<&Path>, json: bool) -> anyhow::Result<()> 
     let table = Table { columns, rows, note: Some(format!("{bytes} bytes on disk, lane {lane}")) };
     super::write_csv(csv, &[&table])?;
     if json {
-        println!("{}", json!({"lane": lane, "bytes_on_disk": bytes, "generations": values}));
+        outln!("{}", json!({"lane": lane, "bytes_on_disk": bytes, "generations": values}))?;
     } else {
-        println!("{}", table.text());
+        outln!("{}", table.text())?;
     }
     Ok(())
 }
@@ -328,22 +344,22 @@ fn show(place: Place<'_>, generation: Option<u64>, csv: Option<&Path>, json: boo
     let table = summary::table(&opened.engine, opened.head.merge.out_of_order);
     super::write_csv(csv, &[&table])?;
     if json {
-        println!("{}", opened.json());
+        outln!("{}", opened.json())?;
         return Ok(());
     }
-    println!("{}", table.text());
-    println!("generation {}, epoch {}, made {}", opened.generation, opened.head.epoch, utc(opened.head.created_ms));
+    outln!("{}", table.text())?;
+    outln!("generation {}, epoch {}, made {}", opened.generation, opened.head.epoch, utc(opened.head.created_ms))?;
     for view in opened.engine.spaces() {
         let models: Vec<&str> = view.models.iter().map(Name::as_str).collect();
-        println!(
+        outln!(
             "space {}: version {}, mean reward {:.4}, models {}",
             view.name,
             view.version,
             view.mean_reward,
             models.join(", ")
-        );
+        )?;
     }
-    println!("state digest {}", opened.engine.digest());
+    outln!("state digest {}", opened.engine.digest())?;
     Ok(())
 }
 
@@ -356,10 +372,10 @@ fn verify(place: Place<'_>) -> anyhow::Result<()> {
         match reading.read(generation) {
             Ok(opened) => {
                 let digest = opened.engine.digest();
-                reading.progress.print(&format!("generation {generation}: whole, state digest {digest}"));
+                reading.progress.print(&format!("generation {generation}: whole, state digest {digest}"))?;
             }
             Err(error) => {
-                reading.progress.print(&format!("generation {generation}: {error:#}"));
+                reading.progress.print(&format!("generation {generation}: {error:#}"))?;
                 damaged += 1;
             }
         }
@@ -375,7 +391,7 @@ fn export(place: Place<'_>, space: &Name, generation: Option<u64>, out: &Path) -
     let spec = opened.settings.space(space);
     let bytes = export::encode(&view, spec.dim, spec.algorithm());
     std::fs::write(out, bytes).with_context(|| format!("cannot write {}", out.display()))?;
-    println!("space {space}, version {}, generation {}: {}", view.version, opened.generation, out.display());
+    outln!("space {space}, version {}, generation {}: {}", view.version, opened.generation, out.display())?;
     Ok(())
 }
 
@@ -392,11 +408,7 @@ fn import(
     let lane = place.choose(&archive)?;
     let (lane, mut head, mut engine) = match lane {
         Some(lane) => {
-            let opened = read(&archive, &lane, None)?;
-            // What is damaged must not get into the next generation.
-            if archive.generations(&lane)?.last() != Some(&opened.generation) {
-                archive.rewind(&lane, opened.generation)?;
-            }
+            let opened = newest_to_change(&mut archive, &lane)?;
             (lane, opened.head, opened.engine)
         }
         None => {
@@ -410,7 +422,7 @@ fn import(
         engine
             .import(space.clone(), &export.eigens, export.dim)
             .with_context(|| format!("{} does not fit", path.display()))?;
-        head.epoch += 1;
+        head.epoch = next_epoch(head.epoch);
         head.publications.remove(&space);
     }
     if let Some((_, positions)) = &starts {
@@ -423,11 +435,11 @@ fn import(
     note(place.dir, &lane, generation)?;
     let epoch = head.epoch;
     if let Some((path, _)) = export {
-        println!("space {space} starts from {}: generation {generation}, epoch {epoch}", path.display());
+        outln!("space {space} starts from {}: generation {generation}, epoch {epoch}", path.display())?;
     }
     if let Some((path, positions)) = starts {
         let number = positions.len();
-        println!("{number} partitions are read on from {}: generation {generation}, epoch {epoch}", path.display());
+        outln!("{number} partitions are read on from {}: generation {generation}, epoch {epoch}", path.display())?;
     }
     Ok(())
 }
@@ -447,15 +459,42 @@ fn read_positions(path: &Path) -> anyhow::Result<BTreeMap<String, Position>> {
     Ok(offsets.into_iter().map(|(name, offset)| (name, positions::at(offset))).collect())
 }
 
+fn drop_spaces(place: Place<'_>, spaces: &[Name]) -> anyhow::Result<()> {
+    let (mut archive, lane) = open(place)?;
+    let Opened { mut head, mut engine, .. } = newest_to_change(&mut archive, &lane)?;
+    for space in spaces {
+        if !engine.drop_space(space) {
+            let there: Vec<&str> = engine.names().map(Name::as_str).take(20).collect();
+            return Err(anyhow!("there is no space {space} in lane {lane}; there are {}", there.join(", ")));
+        }
+        head.publications.remove(space);
+    }
+    head.epoch = next_epoch(head.epoch);
+    let generation = archive.commit(&lane, &head.seal(), engine.take_changes())?;
+    note(place.dir, &lane, generation)?;
+    let names: Vec<&str> = spaces.iter().map(Name::as_str).collect();
+    outln!("dropped {}: generation {generation}, epoch {}", names.join(", "), head.epoch)?;
+    Ok(())
+}
+
+/// The newest generation that is whole, to continue from: what is damaged must not get into the next.
+fn newest_to_change(archive: &mut DirArchive, lane: &str) -> anyhow::Result<Opened> {
+    let opened = read(archive, lane, None)?;
+    if archive.generations(lane)?.last() != Some(&opened.generation) {
+        archive.rewind(lane, opened.generation)?;
+    }
+    Ok(opened)
+}
+
 fn rollback(place: Place<'_>, to: u64) -> anyhow::Result<()> {
     let (mut archive, lane) = open(place)?;
     let Opened { mut head, .. } = read(&archive, &lane, Some(to))?;
     let newest = archive.newest(&lane)?.0.map(|snapshot| LaneHead::open(&snapshot.head)).transpose()?;
-    head.epoch = newest.map_or(head.epoch, |newest| newest.epoch.max(head.epoch)) + 1;
+    head.epoch = next_epoch(newest.map_or(head.epoch, |newest| newest.epoch.max(head.epoch)));
     archive.rewind(&lane, to)?;
     let generation = archive.commit(&lane, &head.seal(), Vec::new())?;
     note(place.dir, &lane, generation)?;
-    println!("generation {generation} is generation {to} again, in epoch {}", head.epoch);
+    outln!("generation {generation} is generation {to} again, in epoch {}", head.epoch)?;
     Ok(())
 }
 

@@ -38,6 +38,7 @@ pub fn json(engines: &[Engine], out_of_order: u64) -> Value {
         "dead_letters": counts.queries_dead + counts.rewards_dead,
         "queries_dead": counts.queries_dead,
         "rewards_dead": counts.rewards_dead,
+        "dead_letters_unrecorded": counts.dead_unrecorded,
         "pending": q.pending + r.pending,
         "out_of_order": out_of_order,
         "mean_reward": mean_reward,
@@ -93,7 +94,7 @@ pub fn space_verdict(worth: &WorthView) -> String {
 
 /// As a table.
 pub fn table(engine: &Engine, out_of_order: u64) -> Table {
-    let Counts { queries_dead, rewards_dead, join, applied } = engine.counts();
+    let Counts { queries_dead, rewards_dead, dead_unrecorded, join, applied } = engine.counts();
     let (q, r) = (join.queries, join.rewards);
     let lines: [(&str, Option<u64>, Option<u64>); 10] = [
         ("read", Some(queries_dead + q.read), Some(rewards_dead + r.read)),
@@ -108,13 +109,16 @@ pub fn table(engine: &Engine, out_of_order: u64) -> Table {
         ("pending", Some(q.pending), Some(r.pending)),
     ];
     let shown = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
+    let unrecorded = match dead_unrecorded {
+        0 => String::new(),
+        number => format!("; {number} dead letters are counted but not recorded (events.dead_letters_bytes_max)"),
+    };
     Table {
         columns: vec![Column::left("events"), Column::right("queries"), Column::right("rewards")],
         rows: lines.into_iter().map(|(name, q, r)| vec![name.to_owned(), shown(q), shown(r)]).collect(),
         note: Some(format!(
-            "{applied} examples applied, mean reward {:.4}, {} events out of order",
+            "{applied} examples applied, mean reward {:.4}, {out_of_order} events out of order{unrecorded}",
             engine.mean_reward(),
-            out_of_order
         )),
     }
 }

@@ -6,6 +6,7 @@ use anyhow::{Context, anyhow};
 use serde_json::json;
 
 use super::Failure;
+use super::output::{out, outln};
 use crate::config::Config;
 use crate::report::{Column, Table};
 use crate::transport::kafka::cluster::Cluster;
@@ -63,9 +64,9 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let table = table(&found);
     super::write_csv(shown.csv.as_deref(), &[&table])?;
     if shown.json {
-        println!("{}", json!({ "topics": found }));
+        outln!("{}", json!({ "topics": found }))?;
     } else {
-        print!("{}", table.text());
+        out!("{}", table.text())?;
     }
     match found.iter().map(|topic| topic.differences.len()).sum::<usize>() {
         0 => Ok(()),

@@ -176,8 +176,8 @@ impl<'de> Deserialize<'de> for Start {
     }
 }
 
-/// `transport.kafka.client`: settings of librdkafka by their names, whether written with dots or as tables. Passwords
-/// and the like are not shown.
+/// `transport.kafka.client`: settings of librdkafka by their names, whether written with dots or as tables. Values that may
+/// be secret are masked when they are shown.
 #[derive(Clone, Default, PartialEq)]
 pub struct ClientSettings(BTreeMap<String, String>);
 
@@ -188,15 +188,60 @@ impl ClientSettings {
     }
 
     fn shown(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.iter().map(|(key, value)| (key, if is_secret(key) { "***" } else { value }))
+        self.iter().map(|(key, value)| (key, if is_harmless(key) { value } else { MASK }))
     }
 }
 
-/// Whether what stands under this name is not to be shown. A file's name may be.
-fn is_secret(key: &str) -> bool {
-    let parts = ["password", "secret", "pem", "token", "sasl.oauthbearer.config"];
-    !key.ends_with(".file") && parts.iter().any(|part| key.contains(part))
+/// What is shown instead of a value that may be secret.
+pub const MASK: &str = "***";
+
+/// Whether the value of a setting of librdkafka may be shown: only if it is known to hold no secret. A misspelt
+/// `sasl.pasword` is not.
+pub fn is_harmless(key: &str) -> bool {
+    let is_path = |key: &str| key.strip_suffix(".file").is_some_and(|key| SECRET.split(' ').any(|known| known == key));
+    HARMLESS.split(' ').any(|known| known == key) || OWN_FILES.contains(&key) || is_path(key)
 }
+
+/// Settings of librdkafka that name a file themselves: their `.file` belongs to their name.
+pub const OWN_FILES: [&str; 3] = [
+    "sasl.oauthbearer.assertion.file",
+    "sasl.oauthbearer.assertion.jwt.template.file",
+    "sasl.oauthbearer.assertion.private.key.file",
+];
+
+const SECRET: &str = "\
+    sasl.password sasl.oauthbearer.client.secret sasl.oauthbearer.client.credentials.client.secret \
+    sasl.oauthbearer.config sasl.oauthbearer.assertion.private.key.passphrase \
+    sasl.oauthbearer.assertion.private.key.pem ssl.key.password ssl.key.pem ssl.keystore.password \
+    ssl.certificate.pem ssl.ca.pem https.ca.pem";
+
+const HARMLESS: &str = "\
+    acks allow.auto.create.topics api.version.fallback.ms api.version.request api.version.request.timeout.ms \
+    auto.commit.interval.ms auto.offset.reset batch.num.messages batch.size bootstrap.servers \
+    broker.address.family broker.address.ttl broker.version.fallback check.crcs client.dns.lookup client.id \
+    client.rack compression.codec compression.level compression.type connections.max.idle.ms \
+    coordinator.query.interval.ms debug delivery.timeout.ms enable.auto.commit enable.auto.offset.store \
+    enable.gapless.guarantee enable.idempotence enable.metrics.push enable.partition.eof \
+    enable.ssl.certificate.verification fetch.error.backoff.ms fetch.max.bytes fetch.message.max.bytes \
+    fetch.min.bytes fetch.queue.backoff.ms fetch.wait.max.ms group.id group.instance.id group.protocol \
+    group.remote.assignor heartbeat.interval.ms https.ca.location isolation.level linger.ms log.connection.close \
+    log_level max.in.flight max.in.flight.requests.per.connection max.partition.fetch.bytes max.poll.interval.ms \
+    message.copy.max.bytes message.max.bytes message.send.max.retries message.timeout.ms metadata.broker.list \
+    metadata.max.age.ms metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy \
+    partition.assignment.strategy partitioner queue.buffering.backpressure.threshold queue.buffering.max.kbytes \
+    queue.buffering.max.messages queue.buffering.max.ms queued.max.messages.kbytes queued.min.messages \
+    queuing.strategy receive.message.max.bytes reconnect.backoff.jitter.ms reconnect.backoff.max.ms \
+    reconnect.backoff.ms request.required.acks request.timeout.ms retries retry.backoff.max.ms retry.backoff.ms \
+    sasl.kerberos.keytab sasl.kerberos.min.time.before.relogin sasl.kerberos.principal \
+    sasl.kerberos.service.name sasl.mechanism sasl.mechanisms sasl.oauthbearer.client.id \
+    sasl.oauthbearer.grant.type sasl.oauthbearer.method sasl.oauthbearer.scope sasl.username security.protocol \
+    session.timeout.ms socket.blocking.max.ms socket.connection.setup.timeout.ms socket.keepalive.enable \
+    socket.max.fails socket.nagle.disable socket.receive.buffer.bytes socket.send.buffer.bytes socket.timeout.ms \
+    ssl.ca.certificate.stores ssl.ca.location ssl.certificate.location ssl.cipher.suites ssl.crl.location \
+    ssl.curves.list ssl.endpoint.identification.algorithm ssl.key.location ssl.keystore.location ssl.providers \
+    ssl.sigalgs.list statistics.interval.ms sticky.partitioning.linger.ms topic.metadata.propagation.max.ms \
+    topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse \
+    transaction.timeout.ms transactional.id";
 
 impl fmt::Debug for ClientSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -298,7 +343,18 @@ mod tests {
         let shown = format!("{config:?}{}", serde_json::to_string(&config).unwrap());
         assert!(!shown.contains("s3cret") && shown.contains("***") && shown.contains("SASL_SSL"), "{shown}");
         assert!(toml::from_str::<KafkaConfig>("client = { a = [1] }").is_err());
-        assert!(!is_secret("sasl.password.file"));
+        for (key, expected) in [
+            ("sasl.password.file", true),
+            ("sasl.oauthbearer.assertion.private.key.file", true),
+            ("sasl.pasword.file", false),
+            ("sasl.pasword", false),
+            ("ssl.key.pem", false),
+            ("sasl.oauthbearer.token.endpoint.url", false),
+            ("sasl.kerberos.kinit.cmd", false),
+            ("ssl.key.location", true),
+        ] {
+            assert_eq!(is_harmless(key), expected, "{key}");
+        }
     }
 
     #[test]

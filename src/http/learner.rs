@@ -2,37 +2,32 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Router as Routes;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::{Query, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::Value;
-use tokio::net::TcpListener;
 
 use super::live::{Seats, Wanted, Watched, page};
-use super::{Problem, check_token};
-use crate::config::Secret;
+use super::{Access, Problem, Server};
 use crate::telemetry::{CONTENT_TYPE, Status};
 
-struct Server {
+struct Shared {
     status: Arc<Status>,
-    token: Secret,
+    access: Arc<Access>,
     seats: Seats,
 }
 
 /// Serves until `stop` comes.
-pub async fn serve(
-    listener: TcpListener,
-    status: Arc<Status>,
-    token: Secret,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
+pub async fn serve(server: Server, status: Arc<Status>, stop: impl Future<Output = ()> + Send + 'static) {
     let seats = Seats::default();
     let closing = seats.clone();
-    let server = Arc::new(Server { status, token, seats });
+    let shared = Arc::new(Shared { status, access: server.access(), seats });
     let routes = Routes::new()
         .route("/", get(page))
         .route("/live", get(|| async { "live\n" }))
@@ -43,39 +38,48 @@ pub async fn serve(
         .fallback(|| async {
             Problem::new(StatusCode::NOT_FOUND, "there are / /live /ready /v1/status /v1/events /metrics")
         })
-        .with_state(server);
+        .layer(middleware::from_fn_with_state(shared.clone(), guard))
+        .with_state(shared);
     let stop = async move {
         stop.await;
         closing.close();
     };
-    axum::serve(listener, routes).with_graceful_shutdown(stop).await
+    server.serve(routes, stop).await;
 }
 
-async fn ready(State(server): State<Arc<Server>>) -> Result<&'static str, Problem> {
-    if server.status.is_ready() {
-        return Ok("ready\n");
+/// Turns away requests that are not let in.
+async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    match shared.access.admit(request.uri(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.into_response(),
     }
-    Err(Problem::unavailable("the events are not being read yet"))
 }
 
-async fn show(State(server): State<Arc<Server>>, headers: HeaderMap) -> Result<Response, Problem> {
-    check_token(&server.token, &headers)?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], server.status.json().to_string()).into_response())
+async fn ready(State(shared): State<Arc<Shared>>) -> Result<&'static str, Problem> {
+    if !shared.status.is_ready() {
+        let reason = shared.status.stopped().or_else(|| shared.status.trouble());
+        return Err(Problem::unavailable(reason.unwrap_or_else(|| "the events are not being read yet".to_owned())));
+    }
+    match shared.status.http().accept_problem(Instant::now()) {
+        Some(problem) => Err(Problem::unavailable(format!("connections cannot be accepted: {problem}"))),
+        None => Ok("ready\n"),
+    }
+}
+
+async fn show(State(shared): State<Arc<Shared>>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], shared.status.json().to_string()).into_response()
 }
 
 async fn events(
-    State(server): State<Arc<Server>>,
+    State(shared): State<Arc<Shared>>,
     wanted: Result<Query<Wanted>, QueryRejection>,
-    headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    check_token(&server.token, &headers)?;
     let Query(wanted) = wanted.map_err(|error| Problem::new(error.status(), error.body_text()))?;
-    server.seats.watch(server.status.clone(), wanted)
+    shared.seats.watch(shared.status.clone(), wanted)
 }
 
-async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Result<Response, Problem> {
-    check_token(&server.token, &headers)?;
-    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], server.status.metrics()).into_response())
+async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], shared.status.metrics()).into_response()
 }
 
 impl Watched for Status {

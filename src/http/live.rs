@@ -26,6 +26,7 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// What somebody wants to see.
 #[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Wanted {
     /// The space that is shown in full.
     #[serde(default)]

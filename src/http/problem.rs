@@ -28,6 +28,11 @@ impl Problem {
         Self { field: Some(field.into()), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail) }
     }
 
+    /// A field contradicts what came before.
+    pub fn conflict(field: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { field: Some(field.into()), ..Self::new(StatusCode::CONFLICT, detail) }
+    }
+
     /// Not now, but soon perhaps.
     pub fn unavailable(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)

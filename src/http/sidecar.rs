@@ -1,7 +1,6 @@
 //! The router sidecar: which model for this query? And what did it earn?
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -9,36 +8,42 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router as Routes;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Query, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, Request, State};
+use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use base64::Engine as _;
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use rand::RngExt;
-use serde::de::{DeserializeOwned, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
+use xxhash_rust::xxh3::xxh3_128;
 
+use super::body::{Bodies, Kind, Received, kind, parse};
 use super::live::{Seats, Wanted, Watched, page};
-use super::{Problem, check_token};
+use super::{Access, Problem, Server};
 use crate::config::{Config, OnFull, Settings};
 use crate::engine::Side;
 use crate::event::{BadQuery, Name};
 use crate::router::{Answer, Compiled, Recent, RecentSpec, Router};
-use crate::telemetry::CONTENT_TYPE;
 use crate::telemetry::router::Metrics;
+use crate::telemetry::{CONTENT_TYPE, Episodes};
 use crate::transport::now_ms;
 use crate::transport::writer::{Event, EventWriter, NotWritten};
 use crate::wire::events::{ID_MAX, query_line, reward_line};
+use crate::wire::requests::{
+    BATCH_MAX, BatchBody, BatchItem, ExplainBody, Object, RewardBody, RouteBody, Vector, floats,
+};
 
-/// Most queries in a batch.
-const BATCH_MAX: usize = 1000;
+/// Bytes of a number in JSON, indentation included, and of all the rest of a query.
+const NUMBER_BYTES: usize = 64;
+const QUERY_BYTES: usize = 8 << 10;
+
+/// Most bytes of a reward.
+const REWARD_BYTES_MAX: usize = 64 << 10;
 
 /// How often it keeps how it goes, for the page.
 const REMEMBER_EVERY: Duration = Duration::from_secs(1);
@@ -55,8 +60,29 @@ pub struct Sidecar {
     writer: Arc<EventWriter>,
     metrics: Metrics,
     limit: Option<DefaultDirectRateLimiter>,
+    access: Arc<Access>,
+    bodies: Bodies,
+    body_limits: BodyLimits,
+    write_failures: Episodes,
     seats: Seats,
     started: Instant,
+}
+
+/// Most bytes of a body, by what it is.
+struct BodyLimits {
+    query: usize,
+    batch: usize,
+    reward: usize,
+}
+
+impl BodyLimits {
+    /// As large as the largest good request can be, within the configured limit.
+    fn new(config: &Config, settings: &Settings) -> Self {
+        let dim = settings.spaces.values().map(|spec| spec.dim).chain([settings.learner.dim]).max().unwrap_or_default();
+        let query = QUERY_BYTES + dim * NUMBER_BYTES;
+        let within = |bytes: usize| bytes.min(config.http.body_bytes_max);
+        Self { query: within(query), batch: within(BATCH_MAX * query), reward: within(REWARD_BYTES_MAX) }
+    }
 }
 
 /// A decision as it is answered and remembered.
@@ -75,40 +101,43 @@ struct Decided {
 #[derive(Clone)]
 struct Remembered {
     decided: Arc<Decided>,
+    /// Hash of the query: the same request cannot come with another one.
+    query: u128,
     receipt: watch::Receiver<Option<Result<(), Problem>>>,
 }
 
 impl Sidecar {
-    /// A sidecar that routes by `router` and writes to `writer`.
+    /// A sidecar that routes by `router`, writes to `writer` and answers on `server`.
     pub fn new(
         config: &Config,
         settings: Settings,
         router: Arc<Router>,
         ready: Arc<AtomicBool>,
         writer: Arc<EventWriter>,
+        server: &Server,
     ) -> Self {
         let spec = RecentSpec { max: config.router.remember_max, keep_ms: config.router.remember_ms };
         let limit = NonZeroU32::new(config.http.requests_per_s_max).map(|n| RateLimiter::direct(Quota::per_second(n)));
         Self {
             router,
             ready,
-            settings,
             recent: Recent::new(spec, rand::rng().random()),
             writer,
-            metrics: Metrics::new(),
+            metrics: Metrics::new(server.counters()),
             limit,
+            access: server.access(),
+            bodies: Bodies::new(config.http.in_flight_bytes_max, server.counters()),
+            body_limits: BodyLimits::new(config, &settings),
+            write_failures: Episodes::default(),
             seats: Seats::default(),
+            settings,
             config: config.clone(),
             started: Instant::now(),
         }
     }
 
     /// Serves until `stop` comes, then lets open requests end.
-    pub async fn serve(
-        self: Arc<Self>,
-        listener: TcpListener,
-        stop: impl Future<Output = ()> + Send + 'static,
-    ) -> std::io::Result<()> {
+    pub async fn serve(self: Arc<Self>, server: Server, stop: impl Future<Output = ()> + Send + 'static) {
         let (sidecar, seats) = (self.clone(), self.seats.clone());
         let remembering = tokio::spawn(async move {
             let mut ticks = tokio::time::interval(REMEMBER_EVERY);
@@ -122,11 +151,11 @@ impl Sidecar {
             seats.close();
             remembering.abort();
         };
-        axum::serve(listener, self.routes()).with_graceful_shutdown(stop).await
+        server.serve(self.routes(), stop).await;
     }
 
     fn routes(self: Arc<Self>) -> Routes {
-        let guarded = Routes::new()
+        Routes::new()
             .route("/v1/route", post(route))
             .route("/v1/route:batch", post(route_batch))
             .route("/v1/rewards", post(reward))
@@ -134,20 +163,15 @@ impl Sidecar {
             .route("/v1/status", get(status))
             .route("/v1/events", get(events))
             .route("/metrics", get(metrics))
-            .layer(middleware::from_fn_with_state(self.clone(), guard));
-        let open = Routes::new()
             .route("/", get(page))
             .route("/live", get(|| async { "live\n" }))
             .route("/ready", get(ready))
-            .route("/openapi.json", get(openapi));
-        let limit = DefaultBodyLimit::max(self.config.http.body_bytes_max);
-        guarded
-            .merge(open)
+            .route("/openapi.json", get(openapi))
             .fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "there is no such path; see /openapi.json") })
             .method_not_allowed_fallback(|| async {
                 Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method; see /openapi.json")
             })
-            .layer(limit)
+            .layer(middleware::from_fn_with_state(self.clone(), guard))
             .with_state(self)
     }
 
@@ -162,16 +186,22 @@ impl Sidecar {
         let mut known = Vec::with_capacity(requests.len());
         let mut events = Vec::new();
         for (i, asked) in requests.iter().enumerate() {
-            let now_ms = now_ms();
+            let (now_ms, fingerprint) = (now_ms(), asked.fingerprint());
             let decide = || {
                 self.answer(asked).map(|answer| {
-                    self.metrics.decided(&answer);
+                    self.metrics.decided(&answer, self.router.holds(&asked.space));
                     let line = query_line(&asked.request_id, now_ms as i64, &asked.query, &answer);
                     events.push(asked.event(line));
-                    Remembered { decided: Arc::new(Decided::new(asked, &answer)), receipt: receipt.clone() }
+                    let decided = Arc::new(Decided::new(asked, &answer));
+                    Remembered { decided, query: fingerprint, receipt: receipt.clone() }
                 })
             };
-            match self.recent.get_or(&asked.space, &asked.request_id, now_ms, decide) {
+            let found = self.recent.get_or(&asked.space, &asked.request_id, now_ms, decide);
+            let found = found.and_then(|found| match found.0.query == fingerprint {
+                true => Ok(found),
+                false => Err(Problem::conflict("request_id", "this request came before with another query")),
+            });
+            match found {
                 Ok((remembered, is_new)) => {
                     if !is_new {
                         self.metrics.repeat();
@@ -205,27 +235,38 @@ impl Sidecar {
     }
 
     fn answer(&self, asked: &Asked) -> Result<Answer, Problem> {
-        let routed = self.router.route(&asked.space, &asked.request_id, &asked.query);
-        let routed = match routed {
-            Some(routed) => routed,
-            None => {
-                self.begin(&asked.space)?;
-                self.router
-                    .route(&asked.space, &asked.request_id, &asked.query)
-                    .ok_or_else(|| Problem::unavailable("the space has no parameters"))?
-            }
+        let by = match self.router.space(&asked.space) {
+            Some(by) => by,
+            None => self.begin(&asked.space)?,
         };
-        routed.map_err(|bad| Problem::field("query", bad.to_string()))
+        self.router.decide(by, &asked.request_id, &asked.query).map_err(|bad| Problem::field("query", bad.to_string()))
     }
 
-    /// A space without parameters is routed as configured, until some come.
-    fn begin(&self, space: &Name) -> Result<(), Problem> {
-        if self.router.spaces().len() >= self.settings.spaces_max {
-            let most = self.settings.spaces_max;
+    /// How to route a space without parameters: as configured, until some come. The router holds `default`, listed
+    /// spaces and as many others as the limit allows. Beyond it others are routed alike and leave no trace, so that
+    /// invented names keep no space out. Once as many spaces are learned, the learner takes no more of them either.
+    fn begin(&self, space: &Name) -> Result<Arc<Compiled>, Problem> {
+        self.check_space(space)?;
+        let (unlearned, most) = (self.unlearned(space), self.settings.spaces_max);
+        let (held, learned) = self.router.sizes();
+        if self.settings.is_reserved(space) || held < most {
+            self.router.begin(unlearned.clone());
+        } else if learned >= most {
             return Err(Problem::field("space", format!("there are learner.spaces_max = {most} spaces already")));
         }
-        self.router.begin(self.unlearned(space));
-        Ok(())
+        Ok(Arc::new(unlearned))
+    }
+
+    fn check_space(&self, space: &Name) -> Result<(), Problem> {
+        if self.settings.allows(space) {
+            return Ok(());
+        }
+        Err(Problem::field("space", "is not listed in [spaces], and learner.spaces = \"listed\""))
+    }
+
+    /// Counts parameters that were rejected.
+    pub fn params_rejected(&self) {
+        self.metrics.params_rejected();
     }
 
     fn unlearned(&self, space: &Name) -> Compiled {
@@ -246,16 +287,16 @@ impl Sidecar {
                 self.metrics.events(kind, "written", number);
                 Ok(())
             }
-            Err(NotWritten::Full) if self.config.events.on_full == OnFull::Drop => {
-                self.metrics.events(kind, "dropped", number);
-                Ok(())
-            }
             Err(error) => {
-                self.metrics.events(kind, "rejected", number);
-                if let NotWritten::Failed(problem) = &error {
-                    tracing::error!(problem, "events cannot be written");
+                let drops = self.config.events.on_full == OnFull::Drop;
+                if let NotWritten::Failed(problem) = &error
+                    && self.write_failures.begin()
+                {
+                    let requests = if drops { "answered, their events dropped" } else { "rejected" };
+                    tracing::error!(problem, "events cannot be written: until they can, requests are {requests}");
                 }
-                Err(Problem::unavailable(error.to_string()))
+                self.metrics.events(kind, if drops { "dropped" } else { "rejected" }, number);
+                if drops { Ok(()) } else { Err(Problem::unavailable(error.to_string())) }
             }
         }
     }
@@ -289,45 +330,18 @@ struct Asked {
 }
 
 impl Asked {
+    /// A hash of the query.
+    fn fingerprint(&self) -> u128 {
+        xxh3_128(&self.query.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
+    }
+
     fn event(&self, line: Vec<u8>) -> Event {
         Event { side: Side::Query, space: self.space.clone(), request_id: self.request_id.clone(), line }
     }
 }
 
 #[derive(Deserialize)]
-struct RouteBody {
-    space: Option<String>,
-    request_id: Option<String>,
-    query: Vector,
-}
-
-#[derive(Deserialize)]
-struct BatchBody {
-    space: Option<String>,
-    requests: Vec<BatchItem>,
-}
-
-#[derive(Deserialize)]
-struct BatchItem {
-    request_id: Option<String>,
-    query: Vector,
-}
-
-#[derive(Deserialize)]
-struct RewardBody {
-    space: Option<String>,
-    request_id: String,
-    reward: f64,
-    event_id: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct ExplainBody {
-    space: Option<String>,
-    query: Vector,
-}
-
-#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct RouteParams {
     space: Option<String>,
     request_id: Option<String>,
@@ -336,39 +350,36 @@ struct RouteParams {
 async fn route(
     State(sidecar): State<Arc<Sidecar>>,
     params: Result<Query<RouteParams>, QueryRejection>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    request: Request,
 ) -> Result<Response, Problem> {
-    sidecar.check_ready()?;
-    let Query(params) = params.map_err(|error| Problem::new(error.status(), error.body_text()))?;
-    let body = whole(body)?;
-    let binary = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/octet-stream");
-    let RouteBody { space: named, request_id, query } = if binary {
-        let query = Vector(floats(&body).ok_or_else(|| Problem::malformed("the body must be little-endian f32"))?);
-        RouteBody { space: params.space, request_id: params.request_id, query }
-    } else {
-        parse(&body)?
+    let most = sidecar.body_limits.query;
+    let (RouteBody { space: named, request_id, query }, _held) = match kind(&request, &[Kind::Json, Kind::Binary])? {
+        Kind::Json => {
+            sidecar.check_ready()?;
+            sidecar.json(request, most).await?
+        }
+        Kind::Binary => {
+            sidecar.check_ready()?;
+            let Query(params) = params.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+            let received = sidecar.receive(request, most).await?;
+            let query =
+                floats(&received.bytes).ok_or_else(|| Problem::malformed("the body must be little-endian f32"))?;
+            (RouteBody { space: params.space, request_id: params.request_id, query: Vector(query) }, received)
+        }
     };
     let asked = asked(space(named)?, request_id, query)?;
     let decided = sidecar.decide(&[asked], |_, problem| problem).await?;
     Ok(json_response(decided[0].as_ref()))
 }
 
-async fn route_batch(
-    State(sidecar): State<Arc<Sidecar>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Problem> {
+async fn route_batch(State(sidecar): State<Arc<Sidecar>>, request: Request) -> Result<Response, Problem> {
+    kind(&request, &[Kind::Json])?;
     sidecar.check_ready()?;
-    let BatchBody { space: named, requests } = parse(&whole(body)?)?;
-    if requests.len() > BATCH_MAX {
-        return Err(Problem::field(
-            "requests",
-            format!("{} of them, at most {BATCH_MAX} in one batch", requests.len()),
-        ));
-    }
+    let (BatchBody { space: named, requests }, _held) = sidecar.json(request, sidecar.body_limits.batch).await?;
+    sidecar.spend_batch(requests.0.len())?;
     let space = space(named)?;
     let place = |i: usize, problem: Problem| problem.within(&format!("requests[{i}]"));
-    let requests = requests.into_iter().enumerate().map(|(i, BatchItem { request_id, query })| {
+    let requests = requests.0.into_iter().enumerate().map(|(i, Object(BatchItem { request_id, query }))| {
         asked(space.clone(), request_id, query).map_err(|problem| place(i, problem))
     });
     let decided = sidecar.decide(&requests.collect::<Result<Vec<Asked>, Problem>>()?, place).await?;
@@ -376,32 +387,32 @@ async fn route_batch(
     Ok(json_response(&json!({ "decisions": decisions })))
 }
 
-async fn reward(
-    State(sidecar): State<Arc<Sidecar>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<StatusCode, Problem> {
-    let RewardBody { space: named, request_id, reward, event_id } = parse(&whole(body)?)?;
+async fn reward(State(sidecar): State<Arc<Sidecar>>, request: Request) -> Result<StatusCode, Problem> {
+    kind(&request, &[Kind::Json])?;
+    let (RewardBody { space: named, request_id, reward, event_id }, _held) =
+        sidecar.json(request, sidecar.body_limits.reward).await?;
     let space = space(named)?;
+    sidecar.check_space(&space)?;
     check_id("request_id", &request_id)?;
     if let Some(event_id) = &event_id {
         check_id("event_id", event_id)?;
     }
-    if !reward.is_finite() {
-        return Err(Problem::field("reward", "must be finite"));
-    }
+    let is_clipped = sidecar.check_reward(reward)?;
     let line = reward_line(&request_id, &space, now_ms() as i64, reward, event_id.as_deref());
     sidecar.write("reward", &[Event { side: Side::Reward, space, request_id, line }]).await?;
+    if is_clipped {
+        sidecar.metrics.clipped();
+    }
     Ok(StatusCode::ACCEPTED)
 }
 
 /// How a query would be routed: nothing is drawn, written or remembered.
-async fn explain(
-    State(sidecar): State<Arc<Sidecar>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Problem> {
+async fn explain(State(sidecar): State<Arc<Sidecar>>, request: Request) -> Result<Response, Problem> {
+    kind(&request, &[Kind::Json])?;
     sidecar.check_ready()?;
-    let ExplainBody { space: named, query } = parse(&whole(body)?)?;
+    let (ExplainBody { space: named, query }, _held) = sidecar.json(request, sidecar.body_limits.query).await?;
     let space = space(named)?;
+    sidecar.check_space(&space)?;
     let by = sidecar.router.space(&space).unwrap_or_else(|| Arc::new(sidecar.unlearned(&space)));
     let bad = |bad: BadQuery| Problem::field("query", bad.to_string());
     let (scores, distribution) = (by.scores(&query.0).map_err(bad)?, by.distribution(&query.0).map_err(bad)?);
@@ -468,7 +479,11 @@ async fn status(State(sidecar): State<Arc<Sidecar>>) -> Response {
 }
 
 async fn ready(State(sidecar): State<Arc<Sidecar>>) -> Result<&'static str, Problem> {
-    sidecar.check_ready().map(|()| "ready\n")
+    sidecar.check_ready()?;
+    match sidecar.metrics.http().accept_problem(Instant::now()) {
+        Some(problem) => Err(Problem::unavailable(format!("connections cannot be accepted: {problem}"))),
+        None => Ok("ready\n"),
+    }
 }
 
 async fn metrics(State(sidecar): State<Arc<Sidecar>>) -> Response {
@@ -481,20 +496,27 @@ async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], document).into_response()
 }
 
-/// Counts every request; turns away those without the token, those beyond the rate and those that take too long.
+/// Counts requests; turns away those without the token, those beyond the rate and those that take too long.
 async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next) -> Response {
     let start = Instant::now();
-    let endpoint = match request.uri().path() {
-        "/v1/route" => "route",
-        "/v1/route:batch" => "route_batch",
-        "/v1/rewards" => "rewards",
-        "/v1/explain" => "explain",
-        "/v1/status" => "status",
-        "/v1/events" => "events",
-        _ => "metrics",
+    let admitted = sidecar.access.admit(request.uri(), request.headers());
+    let (endpoint, is_limited) = match request.uri().path() {
+        "/v1/route" => ("route", true),
+        "/v1/route:batch" => ("route_batch", true),
+        "/v1/rewards" => ("rewards", true),
+        "/v1/explain" => ("explain", true),
+        "/v1/events" => ("events", true),
+        "/v1/status" => ("status", false),
+        "/metrics" => ("metrics", false),
+        _ => {
+            return match admitted {
+                Ok(()) => next.run(request).await,
+                Err(problem) => problem.into_response(),
+            };
+        }
     };
     let timeout = Duration::from_millis(sidecar.config.http.timeout_ms);
-    let response = match sidecar.admit(request.headers()) {
+    let response = match admitted.and_then(|()| if is_limited { sidecar.spend(1) } else { Ok(()) }) {
         Ok(()) => tokio::time::timeout(timeout, next.run(request)).await.unwrap_or_else(|_| {
             Problem::new(StatusCode::REQUEST_TIMEOUT, "it took longer than http.timeout_ms").into_response()
         }),
@@ -505,14 +527,52 @@ async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next
 }
 
 impl Sidecar {
-    fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
-        check_token(&self.config.http.token, headers)?;
-        match &self.limit {
-            Some(limit) if limit.check().is_err() => {
-                Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "more than http.requests_per_s_max"))
-            }
-            _ => Ok(()),
+    /// Takes this many requests off the rate limit.
+    fn spend(&self, requests: usize) -> Result<(), Problem> {
+        let requests = NonZeroU32::new(requests.try_into().unwrap_or(u32::MAX));
+        let (Some(limit), Some(requests)) = (&self.limit, requests) else { return Ok(()) };
+        match limit.check_n(requests) {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "more than http.requests_per_s_max")),
         }
+    }
+
+    /// The items of a batch, of which the guard has taken one off already.
+    fn spend_batch(&self, items: usize) -> Result<(), Problem> {
+        let most = self.config.http.requests_per_s_max as usize;
+        if self.limit.is_some() && items > most {
+            let way_out = format!("{items} items, but http.requests_per_s_max = {most}: send smaller batches");
+            return Err(Problem::field("requests", way_out));
+        }
+        self.spend(items.saturating_sub(1))
+    }
+
+    /// Receives a body. Parameters in the URL, which only binary bodies have, were looked at before.
+    async fn receive(&self, request: Request, most: usize) -> Result<Received, Problem> {
+        let (head, body) = request.into_parts();
+        self.bodies.receive(&head.headers, body, most).await
+    }
+
+    /// Receives a JSON object. What is returned beside it holds the memory of the body.
+    async fn json<T: DeserializeOwned>(&self, request: Request, most: usize) -> Result<(T, Received), Problem> {
+        if request.uri().query().is_some_and(|query| !query.is_empty()) {
+            return Err(Problem::malformed("with JSON there are no parameters in the URL: write them as fields"));
+        }
+        let received = self.receive(request, most).await?;
+        Ok((parse(&received.bytes)?, received))
+    }
+
+    /// Whether a reward will be clipped. Fails if it may not be.
+    fn check_reward(&self, reward: f64) -> Result<bool, Problem> {
+        let spec = &self.settings.reward;
+        if !reward.is_finite() {
+            return Err(Problem::field("reward", "must be finite"));
+        }
+        if spec.reject && !spec.contains(reward) {
+            let range = format!("must be {} to {} (reward.range)", spec.low, spec.high);
+            return Err(Problem::field("reward", range));
+        }
+        Ok(!spec.contains(reward))
     }
 
     fn check_ready(&self) -> Result<(), Problem> {
@@ -521,34 +581,6 @@ impl Sidecar {
         }
         Err(Problem::unavailable("no parameters have been read yet: wait, or start with --serve-uniform"))
     }
-}
-
-/// A body that has come as a whole.
-fn whole(body: Result<Bytes, BytesRejection>) -> Result<Bytes, Problem> {
-    body.map_err(|error| Problem::new(error.status(), error.body_text()))
-}
-
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
-    let mut deserializer = serde_json::Deserializer::from_slice(body);
-    let parsed = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
-        let path = error.path().to_string();
-        let inner = error.into_inner();
-        match inner.classify() {
-            serde_json::error::Category::Data if path == "." => {
-                Problem::field(missing_field(&inner), inner.to_string())
-            }
-            serde_json::error::Category::Data => Problem::field(path, inner.to_string()),
-            _ => Problem::malformed(format!("the body is not JSON: {inner}")),
-        }
-    })?;
-    deserializer.end().map_err(|error| Problem::malformed(format!("the body is not JSON: {error}")))?;
-    Ok(parsed)
-}
-
-/// The field that an error of the whole object speaks of.
-fn missing_field(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    text.split('`').nth(1).unwrap_or("body").to_owned()
 }
 
 fn asked(space: Name, request_id: Option<String>, query: Vector) -> Result<Asked, Problem> {
@@ -580,41 +612,5 @@ fn json_response<T: Serialize>(value: &T) -> Response {
     match serde_json::to_vec(value) {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
         Err(error) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
-}
-
-fn floats(bytes: &[u8]) -> Option<Vec<f32>> {
-    let (chunks, rest) = bytes.as_chunks::<4>();
-    rest.is_empty().then(|| chunks.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect())
-}
-
-/// A query vector: an array of numbers, or base64 of little-endian f32.
-struct Vector(Vec<f32>);
-
-impl<'de> Deserialize<'de> for Vector {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
-            type Value = Vector;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an array of numbers, or base64 of little-endian f32")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut numbers: A) -> Result<Vector, A::Error> {
-                let mut vector = Vec::new();
-                while let Some(x) = numbers.next_element::<f32>()? {
-                    vector.push(x);
-                }
-                Ok(Vector(vector))
-            }
-
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vector, E> {
-                let bytes = base64::engine::general_purpose::STANDARD.decode(text);
-                let vector = bytes.ok().and_then(|bytes| floats(&bytes));
-                vector.map(Vector).ok_or_else(|| E::custom("must be base64 of little-endian f32"))
-            }
-        }
-        deserializer.deserialize_any(Either)
     }
 }

@@ -68,6 +68,17 @@ impl Router {
         self.spaces.load().get(space).cloned()
     }
 
+    /// Whether it holds a space, learned or not.
+    pub fn holds(&self, space: &Name) -> bool {
+        self.spaces.load().contains_key(space)
+    }
+
+    /// Number of spaces that it holds, and of those among them that were learned: whose parameters were offered.
+    pub fn sizes(&self) -> (usize, usize) {
+        let spaces = self.spaces.load();
+        (spaces.len(), spaces.values().filter(|by| by.params().created_ms > 0).count())
+    }
+
     /// All parameters, by space.
     pub fn spaces(&self) -> Vec<Arc<Compiled>> {
         let mut all: Vec<Arc<Compiled>> = self.spaces.load().values().cloned().collect();
@@ -90,7 +101,8 @@ impl Router {
         Some(requests.into_iter().map(|(id, query)| self.decide(by.clone(), id, query)).collect())
     }
 
-    fn decide(&self, by: Arc<Compiled>, request_id: &str, query: &[f32]) -> Result<Answer, BadQuery> {
+    /// Routes a query by given parameters, which it need not hold.
+    pub fn decide(&self, by: Arc<Compiled>, request_id: &str, query: &[f32]) -> Result<Answer, BadQuery> {
         let distribution = by.distribution(query)?;
         let model = distribution.draw(self.key.draw(by.space(), request_id));
         Ok(Answer { model, distribution, by })

@@ -15,7 +15,7 @@ use anyhow::{Context, anyhow};
 use super::follow::{CHECK_EVERY, IDLE, Outcome, Run, Teller, check_lanes, check_stopped, finish, tell_kafka};
 use super::lane::{Claim, Desk, Opened, lane_name, lane_path};
 use super::merger::{Merger, Merging};
-use super::{Runner, Snapshots, Stepped};
+use super::{Runner, Stepped};
 use crate::engine::Totals;
 use crate::event::Name;
 use crate::router::Params;
@@ -75,12 +75,13 @@ struct Lane {
 impl<'a> Fleet<'a> {
     fn new(run: &'a Run<'a>, cluster: &'a Cluster) -> anyhow::Result<Self> {
         let (partitions, _) = topics::check_partitions(cluster)?;
-        let message_bytes = run.runtime.block_on(async {
+        let (message_bytes, limits) = run.runtime.block_on(async {
             topics::check_lanes(cluster, run.settings, partitions).await?;
-            topics::check_params(cluster, run.settings).await
+            let message_bytes = topics::check_params(cluster, run.settings).await?;
+            Ok::<_, Problem>((message_bytes, topics::letter_limits(cluster, run.settings).await))
         })?;
         let config = run.config;
-        let store = Snapshots::open(&config.store, config.snapshot.keep)?;
+        let store = run.open_store()?;
         let instance = store::instance(&config.store.dir).context("cannot name this instance in its store")?;
         let all = 0..partitions as i32;
         check_lanes(&store, |lane| all.clone().any(|known| lane == lane_name(known)))?;
@@ -105,9 +106,11 @@ impl<'a> Fleet<'a> {
             partitions,
             audit,
             message_bytes,
+            limits,
             reader,
             standby,
             facts,
+            retry: run.retry(),
         };
         for head in state::heads(cluster, &all.collect::<Vec<i32>>())?.values() {
             desk.check_partitions(head)?;
@@ -164,10 +167,10 @@ impl<'a> Fleet<'a> {
                 self.check()?;
                 checked = Instant::now();
             }
-            run.status.set_ready(reader.is_assigned());
+            run.tell_ready(reader);
             let (events, _) = self.step(reader)?;
             let tell = |news: &mut News| {
-                tell_kafka(news, reader, self.cluster);
+                tell_kafka(news, reader, self.cluster, self.lanes.values().map(|lane| &lane.runner));
                 (news.lanes, news.hand_overs) = (self.lanes.keys().copied().collect(), self.hand_overs);
             };
             let runners = self.lanes.values().map(|lane| &lane.runner);
@@ -240,8 +243,7 @@ impl<'a> Fleet<'a> {
         let Opened { mut runner, mut state, is_published, give_up } = opened;
         let (places, gaps) = positions::resolve(self.cluster, &state, Some(lane), self.run.accept_gap)?;
         if !gaps.is_empty() {
-            let (message_bytes, letter_bytes) = (self.desk.message_bytes, self.run.settings.events.bytes_max);
-            KafkaOutlet::new(self.cluster, message_bytes, letter_bytes)?.note_gaps(&gaps)?;
+            KafkaOutlet::new(self.cluster, self.desk.message_bytes, self.desk.limits)?.note_gaps(&gaps)?;
         }
         state.positions = positions::of(&places);
         if is_published { runner.begin_quietly(state) } else { runner.begin(state) }?;
@@ -393,7 +395,8 @@ impl<'a> Fleet<'a> {
     ) -> anyhow::Result<Arc<Reader>> {
         let parser = Arc::new(Parser::new(self.run.settings));
         let spread = Some(Spread::new(self.run.settings, self.desk.partitions));
-        let (reader, logs) = Reader::start(self.cluster, parser, places, membership, spread, ending)?;
+        let accept_gap = self.run.accept_gap;
+        let (reader, logs) = Reader::start(self.cluster, parser, places, membership, spread, accept_gap, ending)?;
         if matches!(membership, Membership::Fleet { .. }) {
             let _ = self.desk.reader.set(reader.clone());
         }
@@ -424,7 +427,11 @@ impl Lane {
 /// Claims lanes, all at once: most of the time is spent waiting for the brokers.
 fn claim(desk: &Desk<'_>, lanes: &[i32]) -> anyhow::Result<Vec<(i32, Claim)>> {
     std::thread::scope(|scope| {
-        let claims: Vec<_> = lanes.iter().map(|lane| (*lane, scope.spawn(|| desk.claim(*lane)))).collect();
+        let claim = |lane: &i32| {
+            let (lane, thread) = (*lane, std::thread::Builder::new().name(format!("claim-{lane}")));
+            Ok((lane, thread.spawn_scoped(scope, move || desk.claim(lane))?))
+        };
+        let claims = lanes.iter().map(claim).collect::<anyhow::Result<Vec<_>>>()?;
         let claims = claims.into_iter().map(|(lane, claim)| {
             let claim = claim.join().map_err(|_| anyhow!("taking over lane {lane} panicked"))?;
             Ok((lane, claim?))

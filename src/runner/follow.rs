@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::runtime::Handle;
 
-use super::{DEAD_LETTERS_BYTES, Places, Runner, Snapshots, Stepped};
+use super::{CannotRead, DEAD_LETTERS_BYTES, Places, Retry, Runner, Snapshots, Stepped};
 use crate::config::{Config, Lanes, Settings, TransportKind};
 use crate::engine::{Engine, Totals};
 use crate::merge::MergeState;
@@ -16,7 +16,7 @@ use crate::store::{self, ONE_LANE};
 use crate::telemetry::{News, Status, Unread};
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
-use crate::transport::file::AtEnd;
+use crate::transport::file::{AtEnd, LogFile};
 use crate::transport::kafka::cluster::{Cluster, Problem};
 use crate::transport::kafka::consumer::{Ending, Membership, Partition, Reader};
 use crate::transport::kafka::outlet::KafkaOutlet;
@@ -38,7 +38,7 @@ pub struct Run<'a> {
     /// The same, checked.
     pub settings: &'a Settings,
     /// Set when it is to stop.
-    pub stop: &'a AtomicBool,
+    pub stop: &'a Arc<AtomicBool>,
     /// Where it tells how it goes.
     pub status: &'a Status,
     /// Where what is asked of the brokers runs.
@@ -66,6 +66,9 @@ pub(super) const CHECK_EVERY: Duration = Duration::from_secs(20);
 /// After so many events it looks whether logs that were idle have something.
 const LOOK_EVERY: u64 = 64;
 
+/// Reading the log files, among the operations that are retried.
+const READ: &str = "read";
+
 /// How long it waits for news where there is nothing to do.
 pub(super) const IDLE: Duration = Duration::from_millis(20);
 
@@ -82,6 +85,23 @@ impl Run<'_> {
         !self.stop.load(Ordering::Relaxed)
     }
 
+    /// A daemon retries what the system fails; a run that ends by itself says so with its exit code.
+    pub(super) fn retry(&self) -> Retry {
+        if self.once { Retry::never() } else { Retry::until(self.stop.clone(), self.status.facts()) }
+    }
+
+    /// Opens the store. A daemon that is restarted while the disk is full waits until it is not.
+    pub(super) fn open_store(&self) -> anyhow::Result<Snapshots> {
+        self.retry().run("open_store", || Ok(Snapshots::open(&self.config.store, self.config.snapshot.keep)?))
+    }
+
+    /// Reports whether all partitions are read, and if not, at which batch one has stopped.
+    pub(super) fn tell_ready(&self, reader: &Reader) {
+        let stopped = reader.unreadable();
+        self.status.set_ready(reader.is_assigned() && stopped.is_empty());
+        self.status.set_stopped(stopped.first().map(ToString::to_string));
+    }
+
     fn follow_files(&self) -> anyhow::Result<Outcome> {
         let file = &self.config.transport.file;
         let poll = Duration::from_millis(file.poll_ms);
@@ -92,15 +112,23 @@ impl Run<'_> {
         let params = ParamsDir::new(&file.dir.join("params"));
         let published = params.published();
         let outlet = Box::new(Files { dead_letters, params: Some(params) });
-        let store = Some(Snapshots::open(&self.config.store, self.config.snapshot.keep)?);
+        let retry = self.retry();
+        let store = Some(self.open_store()?);
         let (audit, facts) = (self.config.audit.path(), self.status.facts());
-        let places = Places { store, audit, outlet, published, facts };
+        let places = Places { store, audit, outlet, published, facts: facts.clone(), retry: retry.clone() };
         let (mut runner, state) = Runner::open(self.settings, &self.config.snapshot, places)?;
         let parser = Arc::new(Parser::new(self.settings));
-        let mut directory = Directory::new(&file.dir, parser, at_end, state.positions.clone());
-        directory.create().with_context(cannot_read)?;
+        let mut directory = Directory::new(&file.dir, parser, at_end, state.positions.clone(), facts);
+        retry.run(READ, || directory.create().with_context(cannot_read))?;
         runner.begin(state)?;
-        directory.scan(&mut runner.merge).with_context(cannot_read)?;
+        let scan = |directory: &mut Directory, runner: &mut Runner<LogFile>| {
+            retry.run(READ, || directory.scan(&mut runner.merge).with_context(cannot_read))
+        };
+        match scan(&mut directory, &mut runner) {
+            // It is to stop: the loop below ends before it begins.
+            Err(_) if !self.once && !self.goes_on() => {}
+            scanned => scanned?,
+        }
         for log in directory.missing() {
             tracing::warn!(log, "a log that was read before is gone");
         }
@@ -109,11 +137,24 @@ impl Run<'_> {
         let (mut scanned, mut teller) = (Instant::now(), Teller::new(self.status));
         while self.goes_on() {
             if !self.once && scanned.elapsed() >= poll {
-                directory.scan(&mut runner.merge).with_context(cannot_read)?;
+                match scan(&mut directory, &mut runner) {
+                    Err(_) if !self.goes_on() => break,
+                    scanned => scanned?,
+                }
                 scanned = Instant::now();
             }
-            let stepped = runner.step()?;
-            let tell = |news: &mut News| news.unread = Some(Unread::of(directory.unread(&runner.merge)));
+            let stepped = match runner.step() {
+                // All logs wait, lest those that can be read run ahead of the others.
+                Err(error) if error.is::<CannotRead>() => match retry.run(READ, || runner.step()) {
+                    Err(_) if !self.once && !self.goes_on() => break,
+                    stepped => stepped?,
+                },
+                stepped => stepped?,
+            };
+            let tell = |news: &mut News| {
+                news.unread = Some(Unread::of(directory.unread(&runner.merge)));
+                news.skipped_files = directory.skipped(&runner.merge);
+            };
             match stepped {
                 Stepped::Event(_) => teller.events(once(&runner), 1, tell),
                 Stepped::End if self.once => break,
@@ -142,18 +183,18 @@ impl Run<'_> {
         let instance = store::instance(&self.config.store.dir).context("cannot name this instance in its store")?;
         let (reader, idle) = self.begin_lane(&cluster, &instance, &mut lane)?;
         tracing::info!(brokers = kafka.brokers, once = self.once, "learning");
-        let tell = |news: &mut News| tell_kafka(news, &reader, &cluster);
         let (mut teller, mut checked) = (Teller::new(self.status), Instant::now());
         while self.goes_on() {
             if checked.elapsed() >= CHECK_EVERY {
                 positions::check_ids(&cluster, &lane.places)?;
                 checked = Instant::now();
             }
-            self.status.set_ready(reader.is_assigned());
+            self.tell_ready(&reader);
             for (place, log) in reader.added(idle) {
                 lane.add(&cluster, place, log)?;
             }
             let (events, last) = lane.runner.step_some()?;
+            let tell = |news: &mut News| tell_kafka(news, &reader, &cluster, once(&lane.runner));
             if events > 0 {
                 teller.events(once(&lane.runner), events, tell);
                 lane.wake(reader.wait(Duration::ZERO));
@@ -162,8 +203,8 @@ impl Run<'_> {
             if last == Some(Stepped::End) && self.once {
                 break;
             }
-            lane.runner.snapshot_if_due()?;
             teller.tell(once(&lane.runner), tell);
+            lane.runner.snapshot_if_due()?;
             lane.wake(reader.wait(IDLE));
         }
         finish(vec![lane.runner]).map(Some)
@@ -172,12 +213,12 @@ impl Run<'_> {
     /// The lane as its snapshot has it, or new.
     fn open_lane(&self, cluster: &Cluster) -> anyhow::Result<OneLane> {
         let message_bytes = self.runtime.block_on(topics::check_params(cluster, self.settings))?;
-        let letter_bytes = self.settings.events.bytes_max;
+        let limits = self.runtime.block_on(topics::letter_limits(cluster, self.settings));
         let reader = Arc::new(OnceLock::new());
-        let outlet = KafkaOutlet::new(cluster, message_bytes, letter_bytes)?.telling(reader.clone());
+        let outlet = KafkaOutlet::new(cluster, message_bytes, limits)?.telling(reader.clone());
         let outlet = Arc::new(Mutex::new(outlet));
         let published = ParamsTopic::open(cluster)?.newest()?;
-        let store = Snapshots::open(&self.config.store, self.config.snapshot.keep)?;
+        let store = self.open_store()?;
         check_lanes(&store, |lane| lane == ONE_LANE)?;
         for space in self.settings.sharded().keys() {
             tracing::warn!(
@@ -186,7 +227,9 @@ impl Run<'_> {
             );
         }
         let (audit, facts) = (self.config.audit.path(), self.status.facts());
-        let places = Places { store: Some(store), audit, outlet: Box::new(outlet.clone()), published, facts };
+        let outlet_of_runner = Box::new(outlet.clone());
+        let retry = self.retry();
+        let places = Places { store: Some(store), audit, outlet: outlet_of_runner, published, facts, retry };
         let (runner, mut state) = Runner::open(self.settings, &self.config.snapshot, places)?;
         let (places, gaps) = positions::resolve(cluster, &state, None, self.accept_gap)?;
         lock(&outlet).note_gaps(&gaps)?;
@@ -211,7 +254,7 @@ impl Run<'_> {
             if self.once { Membership::Alone } else { Membership::Group { instance: instance.to_owned() } };
         let parser = Arc::new(Parser::new(self.settings));
         let ending = |i: usize| ends.get(i).map_or(idle, |end| Ending::Until(*end));
-        let (reader, logs) = Reader::start(cluster, parser, &lane.places, &membership, None, ending)?;
+        let (reader, logs) = Reader::start(cluster, parser, &lane.places, &membership, None, self.accept_gap, ending)?;
         let _ = lane.reader.set(reader.clone());
         for (place, log) in logs {
             lane.merge(place, log);
@@ -251,9 +294,17 @@ impl OneLane {
     }
 }
 
-/// What the brokers' client tells of itself.
-pub(super) fn tell_kafka(news: &mut News, reader: &Reader, cluster: &Cluster) {
-    news.lags = reader.lags();
+/// What the brokers' client tells of itself, and how far behind these lanes are.
+pub(super) fn tell_kafka<'r>(
+    news: &mut News,
+    reader: &Reader,
+    cluster: &Cluster,
+    runners: impl Iterator<Item = &'r Runner<Partition>>,
+) {
+    let floors = runners.flat_map(|runner| runner.merge.floors());
+    let floors = floors.filter_map(|(name, floor)| Some((positions::parse(name)?, floor))).collect();
+    news.lags = reader.lags(&floors);
+    news.unreadable = reader.unreadable();
     news.rebalances = reader.rebalances();
     news.broker_errors = cluster.trouble.counts();
 }

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 
+use super::retry::Retry;
 use crate::config::StoreConfig;
 use crate::event::Name;
 use crate::failpoint;
@@ -32,6 +33,8 @@ pub struct Outlets {
     pub outlet: Box<dyn Outlet>,
     /// Where it is told what happens.
     pub facts: Arc<Facts>,
+    /// What the system fails is retried, since a snapshot that is given up would be lost.
+    pub retry: Retry,
 }
 
 /// Where the snapshots of a lane go.
@@ -60,6 +63,15 @@ impl Snapshots {
     /// Another lane of the same store.
     pub fn of_lane(&self, lane: &str) -> Self {
         Self::new(self.archive.clone(), &self.dir, lane)
+    }
+
+    /// Makes the next generation of the lane durable; its number.
+    pub fn commit(&self, retry: &Retry, head: &[u8], changes: &[Change]) -> anyhow::Result<u64> {
+        let generation = retry.run("snapshot", || Ok(self.archive().commit(&self.lane, head, changes)?))?;
+        failpoint::reach("after-persist");
+        let cannot = "cannot note the snapshot beside its store";
+        retry.run("snapshot", || self.witness.note(generation).context(cannot))?;
+        Ok(generation)
     }
 
     /// The store.
@@ -141,21 +153,21 @@ impl Keeper {
 
 impl Carry for Outlets {
     fn carry_out(&mut self, work: Work) -> anyhow::Result<()> {
-        self.outlet.dead_letters(&work.dead_letters).context("dead letters must not be lost")?;
-        if let Some(audit) = &mut self.audit {
-            audit.append(&work.audit).context("audit.applied_log")?;
+        let Self { snapshots, audit, outlet, facts, retry } = self;
+        retry
+            .run("dead_letters", || outlet.dead_letters(&work.dead_letters).context("dead letters must not be lost"))?;
+        if let Some(audit) = audit {
+            retry.run("audit", || audit.append(&work.audit).context("audit.applied_log"))?;
         }
-        if let (Some(snapshots), Some((head, changes))) = (&mut self.snapshots, work.snapshot) {
-            let (begun, records) = (Instant::now(), changes.len());
+        if let (Some(snapshots), Some((head, changes))) = (snapshots, &work.snapshot) {
+            let begun = Instant::now();
             failpoint::reach("before-persist");
-            let generation = snapshots.archive().commit(&snapshots.lane, &head, changes)?;
-            failpoint::reach("after-persist");
-            snapshots.witness.note(generation).context("cannot note the snapshot beside its store")?;
-            self.facts.snapshot(&snapshots.lane, generation, records, begun.elapsed());
+            let generation = snapshots.commit(retry, head, changes)?;
+            facts.snapshot(&snapshots.lane, generation, changes.len(), begun.elapsed());
         }
         if !work.params.is_empty() {
-            self.outlet.publish(&work.params)?;
-            self.facts.published(work.told);
+            retry.run("publish", || outlet.publish(&work.params))?;
+            facts.published(work.told);
         }
         self.outlet.reached(&work.positions);
         if let Some(done) = work.done {

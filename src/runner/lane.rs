@@ -29,6 +29,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 
+use super::retry::Retry;
 use super::{Carry, Keeps, Runner, Snapshots, Work, cut_audit, note_changes};
 use crate::config::{Settings, SnapshotConfig};
 use crate::engine::Engine;
@@ -42,7 +43,7 @@ use crate::transport::append::Appender;
 use crate::transport::kafka::cluster::{Cluster, Problem};
 use crate::transport::kafka::consumer::{Partition, Reader};
 use crate::transport::kafka::homes::partition_of;
-use crate::transport::kafka::outlet::Outgoing;
+use crate::transport::kafka::outlet::{LetterLimits, Outgoing};
 use crate::transport::kafka::standby::Standby;
 use crate::transport::kafka::state::{self, Entries, Mirror};
 use crate::transport::kafka::transaction::Transactions;
@@ -61,12 +62,16 @@ pub(super) struct Desk<'a> {
     pub audit: Option<PathBuf>,
     /// The most that a message may take.
     pub message_bytes: usize,
+    /// What dead letters may take.
+    pub limits: LetterLimits,
     /// Who reads, once it does.
     pub reader: Arc<OnceLock<Arc<Reader>>>,
     /// Copies of the lanes of others, where they are kept.
     pub standby: Option<Standby>,
     /// Where it is told what happens.
     pub facts: Arc<Facts>,
+    /// Retries what the local disk fails.
+    pub retry: Retry,
 }
 
 /// A lane that nobody else can write any more, as its last owner left it.
@@ -89,7 +94,8 @@ pub(super) struct Opened {
 impl Desk<'_> {
     /// Shuts out whoever has had the lane, and reads what that one left.
     pub fn claim(&self, lane: i32) -> Result<Claim, Problem> {
-        let transactions = Transactions::take_over(self.cluster, &lane_name(lane), self.message_bytes)?;
+        let transactions =
+            Transactions::take_over(self.cluster, &lane_name(lane), self.message_bytes, Some(self.limits))?;
         let copy = self.standby.as_ref().and_then(|standby| standby.take(lane));
         if let Some((entries, next)) = copy {
             let entries = state::read(self.cluster, lane, entries, next)?;
@@ -142,8 +148,9 @@ impl Desk<'_> {
             head: shared_head,
             audit_bytes: head.audit_bytes,
             audit,
-            letter_bytes_max: self.settings.events.bytes_max,
+            limits: self.limits,
             facts: self.facts.clone(),
+            retry: self.retry.or_until(give_up.clone()),
             reader: self.reader.clone(),
             shared_changes,
             local_changes,
@@ -252,8 +259,9 @@ struct LaneOutlets {
     head: SharedHead,
     audit: Option<Appender>,
     audit_bytes: u64,
-    letter_bytes_max: usize,
+    limits: LetterLimits,
     facts: Arc<Facts>,
+    retry: Retry,
     local: Snapshots,
     reader: Arc<OnceLock<Arc<Reader>>>,
     shared_changes: Vec<Change>,
@@ -283,18 +291,17 @@ impl LaneOutlets {
         let local_changes = together(&mut self.local_changes, changes.clone());
         let messages = self.messages(work, &head, changes)?;
         failpoint::reach("before-publish");
-        self.transactions.deliver(&messages)?;
+        let number = messages.len();
+        self.transactions.deliver(messages)?;
         if let Some(audit) = &mut self.audit {
-            audit.append(&work.audit).context("audit.applied_log")?;
+            self.retry.run("audit", || audit.append(&work.audit).context("audit.applied_log"))?;
         }
         failpoint::reach("mid-publish");
         self.transactions.commit()?;
         failpoint::reach("after-publish");
         failpoint::reach("before-persist");
-        let generation = self.local.archive().commit(&self.local.lane, &head, local_changes)?;
-        failpoint::reach("after-persist");
-        self.local.witness.note(generation).context("cannot note the snapshot beside its store")?;
-        tracing::debug!(lane = self.local.lane, generation, messages = messages.len(), "snapshot");
+        let generation = self.local.commit(&self.retry, &head, &local_changes)?;
+        tracing::debug!(lane = self.local.lane, generation, messages = number, "snapshot");
         self.facts.snapshot(&self.local.lane, generation, records, begun.elapsed());
         Ok(())
     }
@@ -307,7 +314,7 @@ impl LaneOutlets {
             self.head.note_audit(self.audit_bytes);
         }
         let letters = work.dead_letters.iter();
-        let letters = letters.map(|letter| Outgoing::dead_letter(&self.cluster, letter, self.letter_bytes_max));
+        let letters = letters.map(|letter| Outgoing::dead_letter(&self.cluster, letter, self.limits));
         let params = work.params.iter().map(|(space, bytes)| Outgoing::params(&self.cluster, space, bytes));
         let mut messages: Vec<Outgoing> = letters.chain(params).collect();
         let changes = together(&mut self.shared_changes, changes);

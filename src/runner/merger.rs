@@ -31,7 +31,7 @@ use crate::transport::kafka::outlet::Outgoing;
 use crate::transport::kafka::state::{Entries, Mirror, follower, note};
 use crate::transport::kafka::transaction::Transactions;
 use crate::transport::now_ms;
-use crate::wire::params;
+use crate::wire::params::{self, STAMP_MAX};
 
 /// How long it waits for messages before it looks whether there is something to publish.
 const WAIT: Duration = Duration::from_millis(50);
@@ -120,7 +120,7 @@ impl Merging {
     }
 
     fn take_over(&self) -> Result<Transactions, Problem> {
-        Transactions::take_over(&self.cluster, &format!("shards-{}", self.space), self.message_bytes)
+        Transactions::take_over(&self.cluster, &format!("shards-{}", self.space), self.message_bytes, None)
     }
 
     fn spec(&self) -> &Spec {
@@ -196,7 +196,8 @@ impl<'a> Shards<'a> {
             anyhow::ensure!(sum.add(learner), "the shards of space {space} cannot be added up");
         }
         // The sum of epochs grows when any of them does.
-        let (epoch, version) = (self.lanes.values().map(|shard| shard.epoch).sum(), sum.version());
+        let epoch = self.lanes.values().map(|shard| shard.epoch).sum::<u64>().min(STAMP_MAX);
+        let version = sum.version();
         if version == 0 || self.published == Some((epoch, version)) {
             return Ok(());
         }
@@ -212,7 +213,7 @@ impl<'a> Shards<'a> {
             policy: sum.policy(),
         };
         let message = Outgoing::params(&self.merging.cluster, space, &params::encode(&params));
-        transactions.deliver(&[message])?;
+        transactions.deliver(vec![message])?;
         transactions.commit()?;
         tracing::debug!(space = space.as_str(), epoch, version, "shards are brought together");
         self.published = Some((epoch, version));

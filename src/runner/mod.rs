@@ -6,6 +6,7 @@
 //! | `keeper` | makes things last, on a thread of its own |
 //! | `follow` | `learn` on files, and on topics as one lane |
 //! | `fleet` | `learn` on topics that many instances share |
+//! | `retry` | retries what the operating system fails |
 //! | `lane` | a lane that moves between them: what it goes on from, and how its snapshots last |
 //! | `repartition` | spaces that move between lanes |
 
@@ -15,6 +16,7 @@ mod keeper;
 mod lane;
 mod merger;
 pub mod repartition;
+mod retry;
 
 use std::io;
 use std::path::PathBuf;
@@ -22,22 +24,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub use keeper::{Carry, Keeper, Outlets, Snapshots, Work};
+pub use retry::Retry;
 
 use crate::config::{Settings, SnapshotConfig};
+use crate::dead_letters::Recording;
 use crate::engine::{Applied, DeadLetter, Engine};
 use crate::event::Name;
 use crate::merge::{Merge, MergeState, Next, Origin, Sourced};
 use crate::router::Params;
-use crate::snapshot::{LaneHead, Publication, fingerprint};
+use crate::snapshot::{LaneHead, Publication, fingerprint, next_epoch};
 use crate::store::StoreError;
 use crate::store::archive::Snapshot;
 use crate::telemetry::{Facts, Published};
 use crate::transport::append::Appender;
 use crate::transport::{Letter, Log, Outlet, now_ms};
-use crate::wire::params;
+use crate::wire::params::{self, STAMP_MAX};
 
 /// Lines wait in memory until they are made durable with a snapshot, at most so many bytes of them.
 const LINES_BYTES_MAX: usize = 8 << 20;
@@ -57,7 +61,14 @@ pub struct Places {
     pub published: Vec<Params>,
     /// Where it is told what happens.
     pub facts: Arc<Facts>,
+    /// Retries what the system fails.
+    pub retry: Retry,
 }
+
+/// Why the next event is not known: a log cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("a log cannot be read")]
+pub struct CannotRead(#[source] io::Error);
 
 /// What of a run lasts.
 struct Keeps {
@@ -115,7 +126,7 @@ impl<S: Log> Runner<S> {
             spread: false,
         };
         let facts = places.facts;
-        let outlets = Outlets { snapshots, audit, outlet: places.outlet, facts: facts.clone() };
+        let outlets = Outlets { snapshots, audit, outlet: places.outlet, facts: facts.clone(), retry: places.retry };
         let (mut runner, positions) = Self::resume(settings, cadence, (engine, head), keeps, facts, outlets)?;
         runner.meet_published(&places.published);
         Ok((runner, positions))
@@ -165,17 +176,20 @@ impl<S: Log> Runner<S> {
 
     /// Takes the next event, if it is known which one that is; what became of it.
     pub fn step(&mut self) -> anyhow::Result<Stepped> {
-        match self.merge.next().context("a log cannot be read")? {
+        match self.merge.next().map_err(CannotRead)? {
             Next::Event(event, log) => {
                 let Sourced { input, start, line, origin, .. } = event;
                 if let Some(traceparent) = origin.as_ref().and_then(|origin| origin.traceparent.as_deref()) {
                     tracing::debug!(traceparent, log = self.merge.name(log), offset = start, "event");
                 }
                 let begun = Instant::now();
-                let effects = self.engine.step(input);
+                let merge = &self.merge;
+                let effects = self.engine.step_from(input, || place_of(merge, log, start, line).to_string());
                 self.facts.learned(&effects.applied, begun.elapsed());
-                if let Some(letter) = effects.dead_letter {
-                    self.note_bad(letter, log, start, line, origin);
+                effects.evicted.iter().for_each(|space| self.facts.space_evicted(space));
+                for letter in effects.dead_letters {
+                    let place = place_of(&self.merge, log, start, line);
+                    self.note_bad(letter, place, origin.clone());
                 }
                 self.note_applied(&effects.applied);
                 self.events_since += 1;
@@ -187,13 +201,27 @@ impl<S: Log> Runner<S> {
         }
     }
 
-    fn note_bad(&mut self, letter: DeadLetter, log: usize, start: u64, line: u64, origin: Option<Box<Origin>>) {
-        let mut place = self.merge.source_mut(log).map(|source| source.place(start, line)).unwrap_or_default();
-        place["log"] = json!(self.merge.name(log));
-        self.dead_bytes += letter.bytes.len();
+    /// The end of a finite log: closes all windows and takes what no later event can confirm any more. Returns what was
+    /// learned from.
+    pub fn close_windows(&mut self) -> Vec<Applied> {
+        let effects = self.engine.finish();
+        effects.dead_letters.into_iter().for_each(|letter| self.note_bad(letter, Value::default(), None));
+        self.note_applied(&effects.applied);
+        effects.applied
+    }
+
+    /// Notes a bad event that was read at `place`, or earlier, if the engine held it.
+    fn note_bad(&mut self, letter: DeadLetter, place: Value, origin: Option<Box<Origin>>) {
+        let (place, origin) = match &letter.place {
+            Some(earlier) => (serde_json::from_str(earlier).unwrap_or_default(), None),
+            None => (place, origin),
+        };
         let letter = Letter { letter, place, origin, time_ms: now_ms() };
         self.facts.bad_event(&letter);
-        self.work.dead_letters.push(letter);
+        if letter.letter.recording == Recording::Recorded {
+            self.dead_bytes += letter.memory_bytes();
+            self.work.dead_letters.push(letter);
+        }
     }
 
     /// Notes examples that were learned from.
@@ -262,17 +290,17 @@ impl<S: Log> Runner<S> {
         self.keeper.hand_over(work)
     }
 
-    /// Parameters of the spaces that have learned since their last publication, or of all.
+    /// Parameters of the spaces that have learned since their last publication, or of all that have learned.
     fn publications(&mut self, created_ms: u64, all: bool) -> Vec<Params> {
-        let names: Vec<Name> = self.engine.names().cloned().collect();
-        let mut published = Vec::new();
         let in_part = |space: &Name| self.spread && self.settings.space(space).shards > 1;
-        for space in names.into_iter().filter(|space| !in_part(space)).collect::<Vec<Name>>() {
+        let names = self.engine.names().filter(|space| !self.engine.is_blank(space) && !in_part(space));
+        let mut published = Vec::new();
+        for space in names.cloned().collect::<Vec<Name>>() {
             let Some(version) = self.engine.version(&space) else { continue };
             let last = self.head.publications.get(&space).copied();
             let revision = match last {
                 Some(last) if last.version == version && !all => continue,
-                Some(last) if last.version == version => last.revision + 1,
+                Some(last) if last.version == version => (last.revision + 1).min(STAMP_MAX),
                 _ => 0,
             };
             self.head.publications.insert(space.clone(), Publication { version, revision });
@@ -293,27 +321,46 @@ impl<S: Log> Runner<S> {
         published
     }
 
-    /// Begins a new epoch if routers have seen parameters that are ahead of this state.
+    /// Begins a new epoch if routers have seen parameters that are ahead of this state, or whose stamp leaves no room for
+    /// a later one.
     fn meet_published(&mut self, published: &[Params]) {
         for seen in published {
             let space = &seen.space;
             let version = self.engine.version(space).unwrap_or(0);
             let revision = self.head.publications.get(space).map_or(0, |last| last.revision);
-            if seen.epoch > self.head.epoch || (seen.epoch == self.head.epoch && seen.version > version) {
-                tracing::warn!(
-                    space = space.as_str(),
-                    published = seen.version,
-                    known = version,
-                    epoch = seen.epoch + 1,
-                    "published parameters are ahead of the store: a new epoch begins"
-                );
-                self.head.epoch = seen.epoch + 1;
+            let is_ahead = seen.version > version || (seen.version == version && seen.revision >= STAMP_MAX);
+            if seen.epoch > self.head.epoch || (seen.epoch == self.head.epoch && is_ahead) {
+                let epoch = next_epoch(seen.epoch);
+                if epoch == seen.epoch {
+                    tracing::error!(
+                        space = space.as_str(),
+                        epoch,
+                        "published parameters have the largest epoch, so that routers may keep them: delete them \
+                         (the file params/SPACE.safetensors, or the key on the parameters topic) and restart the routers"
+                    );
+                } else {
+                    tracing::warn!(
+                        space = space.as_str(),
+                        published = seen.version,
+                        known = version,
+                        epoch,
+                        "published parameters are ahead of the store: a new epoch begins"
+                    );
+                }
+                self.head.epoch = epoch;
             } else if seen.version == version && seen.revision > revision {
                 let revision = seen.revision;
                 self.head.publications.insert(space.clone(), Publication { version, revision });
             }
         }
     }
+}
+
+/// Where an event was read.
+fn place_of<S: Log>(merge: &Merge<S>, log: usize, start: u64, line: u64) -> Value {
+    let mut place = merge.source(log).map(|source| source.place(start, line)).unwrap_or_default();
+    place["log"] = json!(merge.name(log));
+    place
 }
 
 /// What a step of the runner did.

@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow};
 
 use super::follow::check_stopped;
 use super::lane::lane_name;
-use crate::engine::space_of;
+use crate::engine::{is_of_lane, space_of};
 use crate::event::Name;
 use crate::snapshot::{LaneHead, SharedHead};
 use crate::store::archive::{Archive, difference};
@@ -68,11 +68,11 @@ pub fn repartition(cluster: &Cluster, accept_gap: bool, mut tell: impl FnMut(i32
             "the spaces are spread over {now} partitions, as many as {queries} has: there is nothing to do"
         ));
     }
-    let whole = Transactions::take_over(cluster, NAME, MESSAGE_BYTES)?;
+    let whole = Transactions::take_over(cluster, NAME, MESSAGE_BYTES, None)?;
     let (mut states, mut owners) = (Vec::new(), Vec::new());
     for lane in &lanes {
         // Whoever believes to have the lane cannot write it any more.
-        owners.push(Transactions::take_over(cluster, &lane_name(*lane), MESSAGE_BYTES)?);
+        owners.push(Transactions::take_over(cluster, &lane_name(*lane), MESSAGE_BYTES, None)?);
         states.push(read(cluster, *lane)?);
         tell(*lane, lanes.len());
     }
@@ -80,7 +80,7 @@ pub fn repartition(cluster: &Cluster, accept_gap: bool, mut tell: impl FnMut(i32
         check_read(cluster, &states[..before])?;
     }
     let (messages, moved) = spread(&mut states)?;
-    whole.deliver(&messages)?;
+    whole.deliver(messages)?;
     whole.commit()?;
     Ok(Moved { before, now, ..moved })
 }
@@ -131,6 +131,10 @@ fn spread(states: &mut [State]) -> anyhow::Result<(Vec<Outgoing>, Moved)> {
     let mut homes = BTreeMap::<Name, (usize, usize)>::new();
     for (lane, state) in states.iter().enumerate() {
         for (key, value) in &state.records {
+            if is_of_lane(key) {
+                records[lane].push((key.clone(), value.clone()));
+                continue;
+            }
             let space = space_of(key).context("a record belongs to no space")?;
             records[home(&space)].push((key.clone(), value.clone()));
             let before = homes.insert(space.clone(), (lane, home(&space)));

@@ -197,16 +197,18 @@ impl<S: SnapshotStore> Archive<S> {
     }
 
     /// Writes the next generation: what has changed since the last one, and a head. Returns its number once it is
-    /// durable. Generations beyond those to keep go in the same batch.
-    pub fn commit(&mut self, lane: &str, head: &[u8], changes: Vec<Change>) -> Result<u64, StoreError> {
+    /// durable. Generations beyond those to keep go in the same batch. If it fails, it can be tried again.
+    pub fn commit(&mut self, lane: &str, head: &[u8], changes: impl AsRef<[Change]>) -> Result<u64, StoreError> {
+        self.store.recover()?;
         let mut index = match self.lanes.remove(lane) {
             Some(index) => index,
             None => self.index(lane)?,
         };
         let generation = index.newest_generation().saturating_add(1);
         let mut batch = Batch { value_bytes_max: self.store.value_bytes_max(), ..Batch::default() };
-        for (number, (key, value)) in (0_u32..).zip(changes) {
-            index.change(lane, Version { generation, index: number, parts: 0, checksum: 0 }, &key, value, &mut batch);
+        for (number, (key, value)) in (0_u32..).zip(changes.as_ref()) {
+            let version = Version { generation, index: number, parts: 0, checksum: 0 };
+            index.change(lane, version, key, value.as_deref(), &mut batch);
         }
         let head = seal_head(&at(b'h', lane, generation), index.newest.len() as u64, index.sum, head);
         let parts = batch.put_parts(&at(b'h', lane, generation), &head);
@@ -228,7 +230,7 @@ impl<S: SnapshotStore> Archive<S> {
         }
         self.store.start_over(!whole.is_empty())?;
         for (lane, Snapshot { head, records, .. }) in whole {
-            let changes = records.into_iter().map(|(key, value)| (key, Some(value))).collect();
+            let changes: Vec<Change> = records.into_iter().map(|(key, value)| (key, Some(value))).collect();
             self.commit(&lane, &head, changes)?;
         }
         Ok(())
@@ -326,12 +328,12 @@ impl Index {
         self.generations.last_key_value().map_or(0, |(newest, _)| *newest)
     }
 
-    fn change(&mut self, lane: &str, version: Version, key: &[u8], value: Option<Vec<u8>>, batch: &mut Batch) {
+    fn change(&mut self, lane: &str, version: Version, key: &[u8], value: Option<&[u8]>, batch: &mut Batch) {
         if value.is_none() && !self.newest.contains_key(&xxh3_128(key)) {
             return;
         }
         let place = version.key(lane);
-        let (checksum, blob) = seal_blob(&place, &seal_record(key, value.as_deref()));
+        let (checksum, blob) = seal_blob(&place, &seal_record(key, value));
         let parts = batch.put_parts(&place, &blob);
         self.note(key, Version { parts, checksum, ..version }, value.is_none());
     }

@@ -12,17 +12,22 @@
 use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rand::RngExt;
 
 use super::archive::Archive;
 use super::redb::Redb;
-use super::sled::Sled;
 use super::{SnapshotStore, StoreError};
 use crate::config::StoreKind;
+use crate::files;
 
 /// The lane of the file transport, and of all partitions together.
 pub const ONE_LANE: &str = "file";
+
+/// How long a lock may outlive its owner, and how often it is tried meanwhile.
+const LOCK_LINGERS: Duration = Duration::from_millis(500);
+const LOCK_RETRY: Duration = Duration::from_millis(10);
 
 const FORMAT: &str = "format";
 const VERSION: u16 = 1;
@@ -47,7 +52,7 @@ impl Witness {
     /// Notes that a generation was acknowledged. Not synced: after a crash of the machine it may know an older one.
     pub fn note(&self, generation: u64) -> std::io::Result<()> {
         let Self { path, lane } = self;
-        std::fs::write(path, format!("{generation} {lane}\n"))
+        put(path, &format!("{generation} {lane}\n"))
             .map_err(|error| std::io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display())))
     }
 
@@ -68,8 +73,15 @@ pub fn instance(dir: &Path) -> std::io::Result<String> {
         _ => {}
     }
     let name = format!("pointsman-{:016x}", rand::rng().random::<u64>());
-    std::fs::write(&path, format!("{name}\n"))?;
+    files::replace(&path, format!("{name}\n").as_bytes())?;
     Ok(name)
+}
+
+/// Replaces a small file, not synced.
+fn put(path: &Path, text: &str) -> std::io::Result<()> {
+    let beside = path.with_extension("new");
+    files::create_temporary(&beside)?.write_all(text.as_bytes())?;
+    std::fs::rename(&beside, path)
 }
 
 /// Opens the snapshots in `dir`; a new store is made if there is none.
@@ -83,13 +95,7 @@ pub fn open(dir: &Path, kind: StoreKind, keep: usize) -> Result<DirArchive, Stor
         Some(_) => archive(dir, kind, keep, lock, false),
         None => {
             let archive = archive(dir, kind, keep, lock, true)?;
-            let write = || {
-                let mut file = File::create(dir.join(FORMAT))?;
-                writeln!(file, "{VERSION} {kind}")?;
-                file.sync_all()?;
-                File::open(dir)?.sync_all()
-            };
-            write().map_err(cannot)?;
+            files::replace(&dir.join(FORMAT), format!("{VERSION} {kind}\n").as_bytes()).map_err(cannot)?;
             Ok(archive)
         }
     }
@@ -110,7 +116,10 @@ pub fn open_existing(dir: &Path, keep: usize) -> Result<DirArchive, StoreError> 
 fn archive(dir: &Path, kind: StoreKind, keep: usize, lock: File, new: bool) -> Result<DirArchive, StoreError> {
     let backend: Box<dyn SnapshotStore> = match kind {
         StoreKind::Redb => Box::new(Redb::open(dir, new, lock)?),
-        StoreKind::Sled => Box::new(Sled::open(dir, new, lock)?),
+        #[cfg(feature = "sled")]
+        StoreKind::Sled => Box::new(super::sled::Sled::open(dir, new, lock)?),
+        #[cfg(not(feature = "sled"))]
+        StoreKind::Sled => return Err(StoreError::NoSled(dir.display().to_string())),
     };
     Archive::open(backend, keep)
 }
@@ -133,7 +142,19 @@ fn made_by(dir: &Path) -> Result<Option<String>, StoreError> {
     }
 }
 
+/// Takes the lock of a store. A contended lock is tried again for a moment: a child process inherits it between fork and exec, so
+/// it can outlive its owner by that long.
 fn lock(dir: &Path) -> Result<File, StoreError> {
+    let begun = Instant::now();
+    loop {
+        match try_lock(dir) {
+            Err(StoreError::InUse(_)) if begun.elapsed() < LOCK_LINGERS => std::thread::sleep(LOCK_RETRY),
+            result => return result,
+        }
+    }
+}
+
+fn try_lock(dir: &Path) -> Result<File, StoreError> {
     let path = dir.display().to_string();
     let open = File::options().create(true).truncate(false).write(true).open(dir.join("lock"));
     let file = open.map_err(|error| StoreError::Write { path: path.clone(), problem: error.to_string() })?;

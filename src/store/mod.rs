@@ -9,7 +9,7 @@ mod dir;
 mod memory;
 #[cfg(feature = "daemon")]
 mod redb;
-#[cfg(feature = "daemon")]
+#[cfg(feature = "sled")]
 mod sled;
 
 use thiserror::Error;
@@ -28,6 +28,11 @@ pub trait SnapshotStore: Send {
 
     /// Applies a batch, all of it or nothing. What is applied when this returns outlives the process and the machine.
     fn apply(&mut self, batch: Batch) -> Result<(), StoreError>;
+
+    /// Makes it usable again after [`apply`](Self::apply) has failed.
+    fn recover(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// What it takes of the disk.
     fn bytes_on_disk(&self) -> Result<u64, StoreError>;
@@ -69,6 +74,12 @@ pub enum StoreError {
         /// What made it.
         found: String,
     },
+    /// It needs a backend that this program was built without.
+    #[error(
+        "the store {0} needs sled, which this pointsman was built without: build it with the feature `sled` (it is on by \
+         default), or set store.kind = \"redb\" and another store.dir"
+    )]
+    NoSled(String),
     /// It cannot be read.
     #[error(
         "the store {path} cannot be read: {problem}. Move it aside (mv {path} {path}.damaged) and rebuild it from the \
@@ -113,6 +124,10 @@ impl<S: SnapshotStore + ?Sized> SnapshotStore for Box<S> {
 
     fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
         (**self).apply(batch)
+    }
+
+    fn recover(&mut self) -> Result<(), StoreError> {
+        (**self).recover()
     }
 
     fn bytes_on_disk(&self) -> Result<u64, StoreError> {

@@ -1,14 +1,15 @@
 //! The store on redb, one file: the default.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use redb::{Database, DatabaseError, Durability, ReadableDatabase, TableDefinition, TableError};
+use redb::{Builder, Database, DatabaseError, Durability, ReadableDatabase, StorageError, TableDefinition, TableError};
 
 use super::dir::{allocated, aside};
 use super::{Batch, SnapshotStore, StoreError};
 use crate::failpoint;
+use crate::fatal::contain;
+use crate::files;
 
 const TABLE: TableDefinition<&[u8], &[u8]> = TableDefinition::new("snapshots");
 const CACHE_BYTES: usize = 64 << 20;
@@ -26,7 +27,34 @@ enum Handle {
     /// It opens, but not all of it is what was written. This handle can still read; opened again, even for reading only,
     /// it would want to be repaired first, and cannot be.
     Damaged(Database),
+    /// A write has failed: redb refuses all further use of the handle.
+    Failed,
     Closed,
+}
+
+/// Why a database does not open.
+enum Refused {
+    /// The system does not let it: the database may be whole.
+    System(String),
+    Damaged(String),
+}
+
+impl Refused {
+    fn new(error: &DatabaseError) -> Self {
+        match error {
+            DatabaseError::Storage(StorageError::Io(io)) if io.raw_os_error().is_some() => {
+                Self::System(error.to_string())
+            }
+            _ => Self::Damaged(error.to_string()),
+        }
+    }
+
+    fn in_dir(self, dir: &Path) -> StoreError {
+        match self {
+            Self::System(problem) => StoreError::Write { path: dir.display().to_string(), problem },
+            Self::Damaged(problem) => damaged(dir, &problem),
+        }
+    }
 }
 
 impl Redb {
@@ -39,12 +67,7 @@ impl Redb {
         if new && !path.exists() {
             make(dir).map_err(|problem| StoreError::Write { path: dir.display().to_string(), problem })?;
         }
-        // Its authors promise errors where bytes are damaged; should it panic all the same, that is an error too.
-        let opened = catch_unwind(|| open_checked(&path));
-        let handle = match opened.unwrap_or_else(|_| Err("the database panicked when it was opened".to_owned())) {
-            Ok(handle) => handle,
-            Err(problem) => return Err(damaged(dir, &problem)),
-        };
+        let handle = open_checked(&path).map_err(|refused| refused.in_dir(dir))?;
         if new {
             let sync = || File::open(dir)?.sync_all();
             sync().map_err(|error| cannot_write(dir, &error))?;
@@ -92,22 +115,44 @@ impl SnapshotStore for Redb {
     }
 
     fn scan(&self, prefix: &[u8], each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
-        let scanned = catch_unwind(AssertUnwindSafe(|| match &self.handle {
+        let scanned = contain(|| match &self.handle {
             Handle::Whole(database) | Handle::Damaged(database) => Self::scan_table(database, prefix, each),
+            Handle::Failed => Err(redb::Error::PreviousIo),
             Handle::Closed => Ok(()),
-        }));
+        });
         match scanned {
             Ok(Ok(())) => Ok(()),
+            Ok(Err(error @ redb::Error::PreviousIo)) => Err(cannot_write(&self.dir, &error)),
+            Ok(Err(redb::Error::Io(error))) if error.raw_os_error().is_some() => Err(cannot_write(&self.dir, &error)),
             Ok(Err(error)) => Err(damaged(&self.dir, &error.to_string())),
             Err(_) => Err(damaged(&self.dir, "the database panicked when it was read")),
         }
     }
 
     fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
-        match &self.handle {
-            Handle::Whole(database) => Self::write(database, &batch).map_err(|error| cannot_write(&self.dir, &error)),
-            _ => Err(damaged(&self.dir, "it is damaged and was not begun anew")),
+        let Handle::Whole(database) = &self.handle else {
+            return Err(damaged(&self.dir, "it is damaged and was not recreated"));
+        };
+        // On a full disk redb may panic in the middle of a page: what it had begun is rolled back when it is opened again.
+        let written = contain(|| Self::write(database, &batch));
+        let failed = match written {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => cannot_write(&self.dir, &error),
+            Err(_) => cannot_write(&self.dir, &std::io::Error::other("the database panicked when it was written")),
+        };
+        self.handle = Handle::Failed;
+        Err(failed)
+    }
+
+    fn recover(&mut self) -> Result<(), StoreError> {
+        if matches!(self.handle, Handle::Failed) {
+            match open_checked(&file(&self.dir)) {
+                Ok(handle @ Handle::Whole(_)) => self.handle = handle,
+                Ok(_) => return Err(damaged(&self.dir, "it is damaged since a write has failed")),
+                Err(refused) => return Err(refused.in_dir(&self.dir)),
+            }
         }
+        Ok(())
     }
 
     fn bytes_on_disk(&self) -> Result<u64, StoreError> {
@@ -128,29 +173,36 @@ impl SnapshotStore for Redb {
         std::fs::rename(&path, &aside).map_err(|error| cannot_write(&self.dir, &error))?;
         tracing::error!(kept = %aside.display(), "the store is damaged: what is whole of it is carried over to a new one");
         make(&self.dir).map_err(|problem| StoreError::Write { path: self.dir.display().to_string(), problem })?;
-        self.handle = open_checked(&path).map_err(|problem| damaged(&self.dir, &problem))?;
+        self.handle = open_checked(&path).map_err(|refused| refused.in_dir(&self.dir))?;
         Ok(())
     }
 }
 
-fn open_checked(path: &Path) -> Result<Handle, String> {
-    let explain = |error: DatabaseError| error.to_string();
+/// Opens a database. Its authors promise errors where bytes are damaged; should it panic all the same, that is one too.
+fn open_checked(path: &Path) -> Result<Handle, Refused> {
+    let open = || {
+        let mut database = builder().create(path).map_err(|error| Refused::new(&error))?;
+        match database.check_integrity().map_err(|error| Refused::new(&error)) {
+            Ok(_) => Ok(Handle::Whole(database)),
+            Err(refused @ Refused::System(_)) => Err(refused),
+            Err(Refused::Damaged(_)) => Ok(Handle::Damaged(database)),
+        }
+    };
+    let panicked = |_| Err(Refused::Damaged("the database panicked when it was opened".to_owned()));
+    contain(open).unwrap_or_else(panicked)
+}
+
+fn builder() -> Builder {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
-    let mut database = builder.create(path).map_err(explain)?;
-    match database.check_integrity() {
-        Ok(_) => Ok(Handle::Whole(database)),
-        Err(_) => Ok(Handle::Damaged(database)),
-    }
+    builder
 }
 
 /// Makes an empty database beside its place and renames it: one that a crash left half made would not open again.
 fn make(dir: &Path) -> Result<(), String> {
     let beside = dir.join("db.redb.new");
-    if beside.exists() {
-        std::fs::remove_file(&beside).map_err(|error| error.to_string())?;
-    }
-    drop(open_checked(&beside)?);
+    let new = files::create_temporary(&beside).map_err(|error| error.to_string())?;
+    drop(builder().create_file(new).map_err(|error| error.to_string())?);
     std::fs::rename(&beside, file(dir)).map_err(|error| error.to_string())
 }
 

@@ -2,13 +2,13 @@
 //! there for those who have reasons to prefer it.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::dir::allocated;
 use super::{Batch, SnapshotStore, StoreError};
 use crate::failpoint;
+use crate::fatal::contain;
 
 const CACHE_BYTES: u64 = 64 << 20;
 
@@ -20,7 +20,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// A sled database.
 pub struct Sled {
     dir: PathBuf,
-    database: sled::Db,
+    /// None once a write has failed: sled refuses all further use of the handle.
+    database: Option<sled::Db>,
     _lock: File,
 }
 
@@ -30,22 +31,7 @@ impl Sled {
         if !new && !dir.join("sled/db").exists() {
             return Err(damaged(dir, "its file sled/db is gone"));
         }
-        let config = sled::Config::new()
-            .path(dir.join("sled"))
-            .mode(sled::Mode::LowSpace)
-            .cache_capacity(CACHE_BYTES)
-            .flush_every_ms(None);
-        let begun = Instant::now();
-        let database = loop {
-            match catch_unwind(AssertUnwindSafe(|| config.open())) {
-                Ok(Ok(database)) => break database,
-                Ok(Err(error)) if is_held(&error) && begun.elapsed() < LINGERS => std::thread::sleep(LOOK_AGAIN),
-                Ok(Err(error)) if is_held(&error) => return Err(StoreError::InUse(dir.display().to_string())),
-                Ok(Err(error)) => return Err(damaged(dir, &error.to_string())),
-                Err(_) => return Err(damaged(dir, "the database panicked when it was opened")),
-            }
-        };
-        let store = Self { dir: dir.to_owned(), database, _lock: lock };
+        let store = Self { dir: dir.to_owned(), database: Some(open(dir)?), _lock: lock };
         store.sync().map_err(|error| cannot_write(dir, &error))?;
         Ok(store)
     }
@@ -63,11 +49,36 @@ impl Sled {
         let mut together = sled::Batch::default();
         batch.deletes.into_iter().for_each(|key| together.remove(key));
         batch.puts.into_iter().for_each(|(key, value)| together.insert(key, value));
-        self.database.apply_batch(together)?;
+        let database = self.database.as_ref().ok_or("an earlier write has failed")?;
+        database.apply_batch(together)?;
         failpoint::reach("mid-persist");
-        self.database.flush()?;
+        database.flush()?;
         Ok(self.sync()?)
     }
+}
+
+fn open(dir: &Path) -> Result<sled::Db, StoreError> {
+    let config = sled::Config::new()
+        .path(dir.join("sled"))
+        .mode(sled::Mode::LowSpace)
+        .cache_capacity(CACHE_BYTES)
+        .flush_every_ms(None);
+    let begun = Instant::now();
+    loop {
+        match contain(|| config.open()) {
+            Ok(Ok(database)) => return Ok(database),
+            Ok(Err(error)) if is_held(&error) && begun.elapsed() < LINGERS => std::thread::sleep(LOOK_AGAIN),
+            Ok(Err(error)) if is_held(&error) => return Err(StoreError::InUse(dir.display().to_string())),
+            Ok(Err(error)) if is_of_system(&error) => return Err(cannot_write(dir, &error)),
+            Ok(Err(error)) => return Err(damaged(dir, &error.to_string())),
+            Err(_) => return Err(damaged(dir, "the database panicked when it was opened")),
+        }
+    }
+}
+
+/// Whether the system does not let it open: the database may be whole.
+fn is_of_system(error: &sled::Error) -> bool {
+    matches!(error, sled::Error::Io(error) if error.raw_os_error().is_some())
 }
 
 /// Whether its file could not be locked: sled has no error of its own for that.
@@ -82,9 +93,11 @@ impl SnapshotStore for Sled {
     }
 
     fn scan(&self, prefix: &[u8], each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
-        let scan =
-            || self.database.scan_prefix(prefix).try_for_each(|entry| entry.map(|(key, value)| each(&key, &value)));
-        match catch_unwind(AssertUnwindSafe(scan)) {
+        let Some(database) = &self.database else {
+            return Err(cannot_write(&self.dir, &std::io::Error::other("an earlier write has failed")));
+        };
+        let scan = || database.scan_prefix(prefix).try_for_each(|entry| entry.map(|(key, value)| each(&key, &value)));
+        match contain(scan) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(damaged(&self.dir, &error.to_string())),
             Err(_) => Err(damaged(&self.dir, "the database panicked when it was read")),
@@ -92,7 +105,18 @@ impl SnapshotStore for Sled {
     }
 
     fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
-        self.write(batch).map_err(|error| cannot_write(&self.dir, &*error))
+        let written = self.write(batch).map_err(|error| cannot_write(&self.dir, &*error));
+        if written.is_err() {
+            self.database = None;
+        }
+        written
+    }
+
+    fn recover(&mut self) -> Result<(), StoreError> {
+        if self.database.is_none() {
+            self.database = Some(open(&self.dir)?);
+        }
+        Ok(())
     }
 
     fn bytes_on_disk(&self) -> Result<u64, StoreError> {

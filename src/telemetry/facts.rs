@@ -1,18 +1,22 @@
 //! What happens while it learns, told by those who do it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::Value;
 
 use super::Timing;
+use crate::dead_letters::{Recording, SAMPLE};
 use crate::engine::{Applied, Side};
 use crate::event::Name;
 use crate::hpg::factored::FORESIGHT;
 use crate::router::Params;
+use crate::store::StoreError;
 use crate::transport::{Letter, lock, now_ms};
+use crate::wire::events::Bad;
 
 /// Newest bad events that are kept to be shown.
 const DEAD_MAX: usize = 20;
@@ -22,6 +26,9 @@ const SNAPSHOTS_MAX: usize = 10;
 
 /// Events that what an update takes is averaged over.
 const AVERAGED: u32 = FORESIGHT as u32;
+
+/// A flood of dead letters that lasts is logged again after this time.
+const WARN_AGAIN: Duration = Duration::from_secs(3600);
 
 /// What has happened since the process began.
 #[derive(Debug)]
@@ -33,6 +40,8 @@ pub struct Facts {
     pub(super) join: Timing,
     /// What it took to make snapshots durable.
     pub(super) snapshot: Timing,
+    /// Whether the limit on spaces was logged.
+    limit_logged: AtomicBool,
     log: Mutex<Log>,
 }
 
@@ -40,12 +49,30 @@ pub struct Facts {
 pub(super) struct Log {
     pub dead: BTreeMap<(Side, &'static str), u64>,
     pub newest_dead: VecDeque<DeadNews>,
+    /// When it was last logged that dead letters are sampled.
+    pub warned_unrecorded: Option<Instant>,
     pub snapshots: VecDeque<SnapshotNews>,
     /// Examples learned from, by space and model.
     pub examples: BTreeMap<String, Vec<u64>>,
     /// Events that something was learned from and are not in the average yet, and what they took together.
     pub untimed: (u32, Duration),
     pub published: BTreeMap<String, Arc<Published>>,
+    pub spaces_evicted: u64,
+    /// Log files that are shorter than what was read of them, and the bytes that are missing as far as they are known.
+    pub gaps: (u64, u64),
+    /// Failures of the operating system since the process began, by operation.
+    pub failures: BTreeMap<&'static str, u64>,
+    /// Operations that fail at present and are retried.
+    pub failing: BTreeMap<&'static str, Failing>,
+}
+
+/// An operation that fails and is retried.
+#[derive(Debug, Clone)]
+pub(super) struct Failing {
+    pub since: Instant,
+    pub attempts: u64,
+    /// The error that the system gave, without paths: whoever may ask for it need not know them.
+    pub cause: String,
 }
 
 /// A bad event.
@@ -129,7 +156,7 @@ impl ModelNews {
 impl Default for Facts {
     fn default() -> Self {
         let (update, join, snapshot) = (Timing::new(1e-5), Timing::new(0.1), Timing::new(1e-3));
-        Self { update, join, snapshot, log: Mutex::default() }
+        Self { update, join, snapshot, limit_logged: AtomicBool::new(false), log: Mutex::default() }
     }
 }
 
@@ -141,12 +168,36 @@ impl Facts {
 
     /// An event is bad.
     pub fn bad_event(&self, letter: &Letter) {
+        let detail = letter.detail();
         let Letter { letter, place, origin, time_ms } = letter;
-        let (reason, detail) = (letter.bad.reason(), letter.bad.to_string());
+        let reason = letter.bad.reason();
         let traceparent = origin.as_ref().and_then(|origin| origin.traceparent.as_deref());
-        tracing::debug!(%place, traceparent, reason, "a bad event: {detail}");
+        if let Bad::TooManySpaces(_) = letter.bad {
+            self.warn_of_limit("events of new spaces become dead letters");
+        }
         let mut log = lock(&self.log);
-        *log.dead.entry((letter.side, reason)).or_default() += 1;
+        let number = log.dead.entry((letter.side, reason)).or_default();
+        *number += 1;
+        if *number == 1 {
+            tracing::warn!(
+                %place,
+                traceparent,
+                reason,
+                "a bad event becomes a dead letter: {detail}. Others with this reason are counted without a warning"
+            );
+        } else {
+            tracing::debug!(%place, traceparent, reason, "a bad event: {detail}");
+        }
+        let quiet = log.warned_unrecorded.is_some_and(|since| since.elapsed() < WARN_AGAIN);
+        if letter.recording == Recording::Counted && !quiet {
+            log.warned_unrecorded = Some(Instant::now());
+            tracing::warn!(
+                %place,
+                reason,
+                "dead letters exceed events.dead_letters_bytes_max: one in {SAMPLE} is recorded, all are counted. One of \
+                 them: {detail}"
+            );
+        }
         let news = DeadNews { time_ms: *time_ms, side: letter.side, reason, detail, place: place.clone() };
         keep(&mut log.newest_dead, news, DEAD_MAX);
     }
@@ -177,6 +228,22 @@ impl Facts {
         }
     }
 
+    /// A space without examples was evicted for a new one. Only the first is logged.
+    pub fn space_evicted(&self, space: &Name) {
+        lock(&self.log).spaces_evicted += 1;
+        self.warn_of_limit(&format!("space {space}, which has no examples, is evicted for a new one"));
+    }
+
+    /// Logs once that there are as many spaces as there may be.
+    fn warn_of_limit(&self, consequence: &str) {
+        if !self.limit_logged.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "learner.spaces_max is reached: {consequence}. The metrics count what follows. Raise learner.spaces_max, \
+                 or set learner.spaces = \"listed\" if names are invented"
+            );
+        }
+    }
+
     /// A snapshot is durable.
     pub fn snapshot(&self, lane: &str, generation: u64, records: usize, took: Duration) {
         tracing::debug!(lane, generation, records, "snapshot");
@@ -186,11 +253,65 @@ impl Facts {
         keep(&mut lock(&self.log).snapshots, news, SNAPSHOTS_MAX);
     }
 
+    /// A log file is shorter than what was read of it, by so many bytes (0: unknown).
+    pub fn log_gap(&self, bytes: u64) {
+        let mut log = lock(&self.log);
+        log.gaps = (log.gaps.0 + 1, log.gaps.1 + bytes);
+    }
+
+    /// How often that happened, and the bytes that are missing.
+    pub fn log_gaps(&self) -> (u64, u64) {
+        lock(&self.log).gaps
+    }
+
+    /// The system failed an operation that will be retried. Logged once an episode.
+    pub fn failed(&self, operation: &'static str, error: &anyhow::Error) {
+        let mut log = lock(&self.log);
+        *log.failures.entry(operation).or_default() += 1;
+        let cause = cause(error);
+        let begins = !log.failing.contains_key(operation);
+        let failing = log.failing.entry(operation);
+        let failing = failing.or_insert_with(|| Failing { since: Instant::now(), attempts: 0, cause: String::new() });
+        (failing.attempts, failing.cause) = (failing.attempts + 1, cause);
+        drop(log);
+        if begins {
+            tracing::error!(operation, "retrying until it succeeds: {error:#}");
+        }
+    }
+
+    /// An operation has succeeded: what failed before is over.
+    pub fn succeeded(&self, operation: &'static str) {
+        if let Some(Failing { since, attempts, .. }) = lock(&self.log).failing.remove(operation) {
+            tracing::info!(operation, attempts, seconds = since.elapsed().as_secs(), "succeeds again");
+        }
+    }
+
+    /// What fails at present, in words; nothing if all is well.
+    pub fn trouble(&self) -> Option<String> {
+        let failing =
+            |(operation, failing): (&&str, &Failing)| format!("{operation} fails: {}; retrying", failing.cause);
+        let all: Vec<String> = lock(&self.log).failing.iter().map(failing).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
     /// Routers can have these.
     pub fn published(&self, published: Vec<(Name, Published)>) {
         let published = published.into_iter().map(|(space, published)| (space.to_string(), Arc::new(published)));
         lock(&self.log).published.extend(published);
     }
+}
+
+/// What the system said, without paths.
+fn cause(error: &anyhow::Error) -> String {
+    let of_system = |error: &std::io::Error| match error.raw_os_error() {
+        Some(_) => error.to_string(),
+        None => error.kind().to_string(),
+    };
+    let known = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(StoreError::Write { problem, .. }) => Some(problem.clone()),
+        _ => cause.downcast_ref().map(of_system),
+    });
+    known.unwrap_or_else(|| "see the log".to_owned())
 }
 
 /// Puts it first; the last goes if there are too many.

@@ -13,9 +13,11 @@ use serde_json::{Value, json};
 
 use super::facts::Log;
 use super::sheet::Sheet;
-use super::{Facts, History, MODELS_MAX, OTHER, Published, SPACES_MAX, Unread, pick};
+use super::usable::Usable;
+use super::{Facts, History, HttpCounters, MODELS_MAX, OTHER, Published, SPACES_MAX, Unread, pick};
 use crate::engine::{Counts, Engine, Side, Tally, Totals};
 use crate::evaluate::worth::WorthView;
+use crate::transport::kafka::unreadable::Unreadable;
 use crate::transport::{lock, now_ms};
 
 /// Spaces that are told one by one; those beyond are told together as `other`.
@@ -38,10 +40,14 @@ pub struct News {
     pub out_of_order: u64,
     /// The spaces by name, as far as they are told one by one.
     pub spaces: BTreeMap<String, SpaceNews>,
-    /// Messages that are not read yet: topic, partition, number.
+    /// Messages that are not learned from yet: topic, partition, number.
     pub lags: Vec<(String, i32, u64)>,
+    /// Batches at which reading has stopped.
+    pub unreadable: Vec<Unreadable>,
     /// The same of log files, where these are read.
     pub unread: Option<Unread>,
+    /// Files of the log directory that cannot be read, with what is wrong with them.
+    pub skipped_files: BTreeMap<String, String>,
     /// How often partitions were given or taken.
     pub rebalances: u64,
     /// Lanes that are this instance's, where they move.
@@ -123,7 +129,7 @@ impl News {
         Self { counts, mean_reward, out_of_order, spaces, ..Self::default() }
     }
 
-    /// Messages that are not read yet, of all partitions.
+    /// Messages that are not learned from yet, of all partitions.
     pub fn lag(&self) -> u64 {
         self.lags.iter().map(|(_, _, lag)| lag).sum()
     }
@@ -145,9 +151,12 @@ impl SpaceNews {
 /// What the engine's thread tells, and others ask for.
 pub struct Status {
     ready: AtomicBool,
+    /// Why learning has stopped, where it has.
+    stopped: Mutex<Option<String>>,
     started: Instant,
     facts: Arc<Facts>,
     told: Mutex<Told>,
+    http: Arc<HttpCounters>,
 }
 
 struct Told {
@@ -157,6 +166,7 @@ struct Told {
     /// The spaces that are named in metrics, in the order in which they came: so none loses its name to a later one.
     named: Vec<String>,
     past: History<Moment>,
+    usable: Usable,
 }
 
 /// All that is kept of a moment.
@@ -190,8 +200,21 @@ struct SpacePoint {
 
 impl Default for Status {
     fn default() -> Self {
-        let told = Told { news: Arc::default(), time_ms: 0, named: Vec::new(), past: History::new(PAST_EVERY_MS) };
-        Self { ready: AtomicBool::new(false), started: Instant::now(), facts: Arc::default(), told: Mutex::new(told) }
+        let told = Told {
+            news: Arc::default(),
+            time_ms: 0,
+            named: Vec::new(),
+            past: History::new(PAST_EVERY_MS),
+            usable: Usable::default(),
+        };
+        Self {
+            ready: AtomicBool::new(false),
+            stopped: Mutex::new(None),
+            started: Instant::now(),
+            facts: Arc::default(),
+            told: Mutex::new(told),
+            http: Arc::default(),
+        }
     }
 }
 
@@ -201,9 +224,29 @@ impl Status {
         self.ready.store(ready, Ordering::Relaxed);
     }
 
-    /// Whether it is ready.
+    /// Reports why learning has stopped, or that it has not.
+    pub fn set_stopped(&self, reason: Option<String>) {
+        *lock(&self.stopped) = reason;
+    }
+
+    /// Why learning has stopped, where it has.
+    pub fn stopped(&self) -> Option<String> {
+        lock(&self.stopped).clone()
+    }
+
+    /// Whether it is ready: events are read, and what they come to can be kept.
     pub fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Relaxed)
+        self.ready.load(Ordering::Relaxed) && self.facts.trouble().is_none()
+    }
+
+    /// What fails at present and is retried.
+    pub fn trouble(&self) -> Option<String> {
+        self.facts.trouble()
+    }
+
+    /// The counters of the HTTP server.
+    pub fn http(&self) -> Arc<HttpCounters> {
+        self.http.clone()
     }
 
     /// What those who learn and keep tell.
@@ -218,6 +261,7 @@ impl Status {
 
     fn tell_at(&self, time_ms: u64, news: News) {
         let (news, mut told) = (Arc::new(news), lock(&self.told));
+        told.usable.note(&news.counts);
         if told.named.len() < SPACES_MAX {
             let room = SPACES_MAX - told.named.len();
             let new: Vec<String> = news.spaces.keys().filter(|name| !told.named.contains(name)).cloned().collect();
@@ -270,7 +314,9 @@ impl Status {
                 "mean_reward": news.mean_reward,
                 "out_of_order": news.out_of_order,
                 "lags": news.lags,
+                "unreadable": news.unreadable,
                 "unread": news.unread,
+                "skipped_files": news.skipped_files,
                 "rebalances": news.rebalances,
                 "lanes": news.lanes,
                 "broker_errors": news.broker_errors,
@@ -308,6 +354,8 @@ impl Status {
             "role": "learner",
             "version": env!("CARGO_PKG_VERSION"),
             "ready": self.is_ready(),
+            "unusable_share": lock(&self.told).usable.unusable_share(),
+            "trouble": self.trouble(),
             "uptime_s": self.started.elapsed().as_secs(),
         })
     }
@@ -383,6 +431,11 @@ struct Model {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Operation {
+    operation: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Code {
     code: String,
 }
@@ -400,7 +453,9 @@ impl Status {
             let bytes =
                 [("query", *query_bytes), ("reward", *reward_bytes)].map(|(kind, bytes)| (Kind { kind }, bytes));
             sheet.gauges("unread_bytes", "Bytes of log files that are not read yet", bytes);
+            of_files(&mut sheet, &news, &log);
         }
+        of_failures(&mut sheet, &log);
         let Facts { update, join, snapshot, .. } = &*self.facts;
         sheet.seconds(
             "update_duration",
@@ -414,6 +469,10 @@ impl Status {
             moment.set(newest.time_ms as f64 / 1e3);
             sheet.seconds("snapshot_timestamp", "When the newest snapshot was durable, since 1970", moment);
         }
+        self.http.write(&mut sheet);
+        let about = "Share of the recent events that were late, orphaned or dead letters";
+        let share = lock(&self.told).usable.unusable_share();
+        sheet.gauges("unusable_share", about, [(Vec::<(String, String)>::new(), share)]);
         let ready = u64::from(self.is_ready());
         sheet.gauges("ready", "1 while events are read", [(Vec::<(String, String)>::new(), ready)]);
         sheet.text()
@@ -441,11 +500,32 @@ fn of_events(sheet: &mut Sheet, news: &News, log: &Log) {
     sheet.counters("events", "Events that were read, by what became of them", events);
     let dead = log.dead.iter().map(|((side, reason), number)| (Reason { kind: kind(*side), reason }, *number));
     sheet.counters("dead_letters", "Bad events since the process began, by what was wrong", dead);
+    let unrecorded = [(Vec::<(String, String)>::new(), news.counts.dead_unrecorded)];
+    let about = "Bad events that were counted but not recorded, beyond events.dead_letters_bytes_max";
+    sheet.counters("dead_letters_unrecorded", about, unrecorded);
     let pending = [("query", queries.pending), ("reward", rewards.pending)];
     let pending = pending.map(|(kind, number)| (Kind { kind }, number));
     sheet.gauges("pending", "Events that wait for their other half", pending);
     let none = Vec::<(String, String)>::new;
+    let evicted = "Spaces without examples that were evicted for new ones, since the process began";
+    sheet.counters("spaces_evicted", evicted, [(none(), log.spaces_evicted)]);
     sheet.counters("out_of_order", "Events that went after a later one", [(none(), news.out_of_order)]);
+}
+
+fn of_files(sheet: &mut Sheet, news: &News, log: &Log) {
+    let none = Vec::<(String, String)>::new;
+    let skipped = news.skipped_files.len() as u64;
+    sheet.gauges("skipped_files", "Files of the log directory that cannot be read", [(none(), skipped)]);
+    let (gaps, bytes) = log.gaps;
+    sheet.counters("log_gaps", "Log files that became shorter than what was read of them", [(none(), gaps)]);
+    sheet.counters("log_gap_bytes", "Bytes that are missing in them", [(none(), bytes)]);
+}
+
+fn of_failures(sheet: &mut Sheet, log: &Log) {
+    let of = |(operation, number): (&&'static str, &u64)| (Operation { operation }, *number);
+    sheet.counters("failures", "Failed attempts of operations that are retried", log.failures.iter().map(of));
+    let failing = |operation: &&'static str| (Operation { operation }, u64::from(log.failing.contains_key(operation)));
+    sheet.gauges("failing", "1 while an operation fails and is retried", log.failures.keys().map(failing));
 }
 
 fn kind(side: Side) -> &'static str {
@@ -523,7 +603,10 @@ fn of_brokers(sheet: &mut Sheet, news: &News) {
     sheet.counters("hand_overs", "How often it has taken a lane over", [(none(), news.hand_overs)]);
     let lag =
         |(topic, partition, lag): &(String, i32, u64)| (Place { topic: topic.clone(), partition: *partition }, *lag);
-    sheet.gauges("lag", "Messages that are not read yet", news.lags.iter().map(lag));
+    sheet.gauges("lag", "Messages that are not learned from yet", news.lags.iter().map(lag));
+    let offset = |batch: &Unreadable| (Place { topic: batch.topic.clone(), partition: batch.partition }, batch.offset);
+    let about = "Offset at which a partition cannot be read: its lane has stopped";
+    sheet.gauges("unreadable_offset", about, news.unreadable.iter().map(offset));
     let errors = news.broker_errors.iter().map(|(code, number)| (Code { code: code.clone() }, *number));
     sheet.counters("broker_errors", "Errors of the brokers' client", errors);
 }
@@ -642,6 +725,24 @@ mod tests {
         assert!(told.contains(&(&series("query"), 75.0)) && told.contains(&(&series("reward"), 0.0)), "{told:?}");
         assert_eq!(status.json()["unread"]["logs"], json!([["queries/a.jsonl#1", 70], ["queries/b.jsonl#2", 5]]));
         assert_eq!(status.now("", "")["unread"]["query_bytes"], 75);
+    }
+
+    #[test]
+    fn what_fails_is_shown_until_it_succeeds() {
+        let status = Status::default();
+        status.set_ready(true);
+        let full = || anyhow::Error::from(std::io::Error::from_raw_os_error(28)).context("cannot write /secret/path");
+        let failing = |status: &Status| values(&status.metrics(), "pointsman_learner_failing")[0].1;
+        status.facts.failed("publish", &full());
+        status.facts.failed("publish", &full());
+        assert_eq!((status.is_ready(), failing(&status)), (false, 1.0));
+        let trouble = status.trouble().unwrap();
+        assert!(trouble.starts_with("publish fails: No space left") && !trouble.contains("secret"), "{trouble}");
+        status.facts.succeeded("publish");
+        assert_eq!((status.is_ready(), failing(&status), status.trouble()), (true, 0.0, None));
+        let metrics = status.metrics();
+        let failures = values(&metrics, "pointsman_learner_failures_total");
+        assert_eq!(failures, [("pointsman_learner_failures_total{operation=\"publish\"}", 2.0)]);
     }
 
     #[test]

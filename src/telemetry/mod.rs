@@ -4,16 +4,21 @@
 //! [`News`] that the engine's thread tells now and then become metrics and what the page shows. Label values are
 //! bounded: spaces beyond a limit are told together as `other`.
 
+mod episodes;
 mod facts;
 mod history;
+mod http;
 mod learner;
 pub mod router;
 mod sheet;
 mod timing;
 mod unread;
+mod usable;
 
+pub use episodes::Episodes;
 pub use facts::{DeadNews, Facts, ModelNews, Published, SnapshotNews};
 pub use history::History;
+pub use http::HttpCounters;
 pub use learner::{Lift, News, SpaceNews, Status};
 pub use sheet::CONTENT_TYPE;
 pub use timing::Timing;

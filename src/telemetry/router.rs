@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::sheet::Sheet;
-use super::{History, MODELS_MAX, ModelNews, OTHER, SPACES_MAX, Timing, pick};
+use super::{History, HttpCounters, MODELS_MAX, ModelNews, OTHER, SPACES_MAX, Timing, pick};
 use crate::event::Name;
 use crate::router::{Answer, Compiled, Router};
 use crate::transport::{lock, now_ms};
@@ -30,6 +30,7 @@ pub struct Metrics {
     /// The time of those requests that decide something, for the page.
     decision: Timing,
     past: Mutex<Past>,
+    http: Arc<HttpCounters>,
 }
 
 #[derive(Default)]
@@ -37,6 +38,9 @@ struct Counts {
     requests: BTreeMap<(&'static str, u16), u64>,
     events: BTreeMap<(&'static str, &'static str), u64>,
     repeats: u64,
+    /// Rewards outside of their range, which the learner clips.
+    clipped: u64,
+    params_rejected: u64,
     /// By space and model.
     decisions: BTreeMap<Name, BTreeMap<Name, u64>>,
 }
@@ -107,8 +111,8 @@ struct ModelLabels {
 }
 
 impl Metrics {
-    /// All at zero.
-    pub fn new() -> Self {
+    /// All at zero, with the counters of the server.
+    pub fn new(http: Arc<HttpCounters>) -> Self {
         let timed = Timing::new(1e-5);
         let history = History::new(PAST_EVERY_MS);
         Self {
@@ -116,7 +120,13 @@ impl Metrics {
             durations: Family::new_with_constructor(|| Timing::new(1e-5)),
             past: Mutex::new(Past { history, timed: timed.counts(), newest: Point::default(), newest_ms: 0 }),
             decision: timed,
+            http,
         }
+    }
+
+    /// The counters of the server.
+    pub fn http(&self) -> &HttpCounters {
+        &self.http
     }
 
     /// A request was answered.
@@ -138,10 +148,21 @@ impl Metrics {
         lock(&self.counts).repeats += 1;
     }
 
-    /// A decision was taken.
-    pub fn decided(&self, answer: &Answer) {
+    /// A reward was accepted that the learner will clip.
+    pub fn clipped(&self) {
+        lock(&self.counts).clipped += 1;
+    }
+
+    /// Parameters were rejected.
+    pub fn params_rejected(&self) {
+        lock(&self.counts).params_rejected += 1;
+    }
+
+    /// A decision was taken. Spaces that the router does not hold are counted together: their number has no bound.
+    pub fn decided(&self, answer: &Answer, is_held: bool) {
         let mut counts = lock(&self.counts);
-        let (space, model) = (answer.by.space(), answer.model_name());
+        let other = Name::try_from(OTHER).expect("a valid name");
+        let (space, model) = (if is_held { answer.by.space() } else { &other }, answer.model_name());
         match counts.decisions.get_mut(space).and_then(|models| models.get_mut(model)) {
             Some(number) => *number += 1,
             None => _ = counts.decisions.entry(space.clone()).or_default().insert(model.clone(), 1),
@@ -234,6 +255,11 @@ impl Metrics {
         let none = Vec::<(String, String)>::new;
         let again = "Requests that came again and got the answer that they got";
         sheet.counters("repeats", again, [(none(), counts.repeats)]);
+        let clipped = "Rewards outside of reward.range that were accepted and will be clipped";
+        sheet.counters("rewards_clipped", clipped, [(none(), counts.clipped)]);
+        self.http.write(&mut sheet);
+        let rejected = "Parameter files or messages that were rejected";
+        sheet.counters("params_rejected", rejected, [(none(), counts.params_rejected)]);
         sheet.gauges("ready", "1 while queries are answered", [(none(), u64::from(ready))]);
         if let Some((delivered, lost)) = deliveries {
             let outcomes = [("delivered", delivered), ("lost", lost)];
@@ -262,7 +288,7 @@ fn models(by: &Compiled) -> Vec<ModelNews> {
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self::new()
+        Self::new(Arc::default())
     }
 }
 
@@ -307,14 +333,14 @@ mod tests {
             let space = name(format!("space-{i:04}"));
             let models = (0..models).map(|m| name(format!("model-{m}"))).collect();
             router.begin(Compiled::unlearned(space.clone(), models, 2, None));
-            metrics.decided(&router.route(&space, "r", &[1.0, 0.0]).unwrap().unwrap());
+            metrics.decided(&router.route(&space, "r", &[1.0, 0.0]).unwrap().unwrap(), true);
         }
         router
     }
 
     #[test]
     fn spaces_beyond_the_limit_are_told_together() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         let router = busy(SPACES_MAX + 7, 3, &metrics);
         let text = metrics.text(&router, true, Some((5, 1)));
         let decisions = text.lines().filter(|line| line.starts_with("pointsman_router_decisions_total{"));
@@ -327,7 +353,7 @@ mod tests {
 
     #[test]
     fn the_past_has_the_quantiles_of_its_own_stretch() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         let router = busy(2, 3, &metrics);
         metrics.request("route", 200, Duration::from_millis(3));
         metrics.request("status", 200, Duration::from_secs(1));

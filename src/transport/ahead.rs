@@ -51,7 +51,7 @@ pub struct Ahead {
 
 /// Where a log is.
 enum Where {
-    Here(LogFile),
+    Here(Box<LogFile>),
     WithReader(Receiver<Batch>),
     Ended,
     /// The reader panicked with it.
@@ -77,7 +77,7 @@ impl Reader {
         Ahead {
             reader: self.clone(),
             path: log.path().to_owned(),
-            log: Where::Here(log),
+            log: Where::Here(Box::new(log)),
             reads: Vec::new().into_iter(),
         }
     }
@@ -126,7 +126,7 @@ impl Ahead {
         match batch.more {
             true => self.send(batch.log)?,
             false if ended => self.log = Where::Ended,
-            false => self.log = Where::Here(batch.log),
+            false => self.log = Where::Here(Box::new(batch.log)),
         }
         Ok(())
     }
@@ -141,7 +141,7 @@ impl Source for Ahead {
                 return read;
             }
             match std::mem::replace(&mut self.log, Where::Lost) {
-                Where::Here(log) => self.send(log)?,
+                Where::Here(log) => self.send(*log)?,
                 Where::WithReader(batch) => {
                     let batch = batch.recv().map_err(|_| stopped())?;
                     self.receive(batch)?;

@@ -4,10 +4,14 @@ use std::fs::File;
 use std::io::{self, Read as _, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use crate::files;
+
 /// A file of lines that are added in durable blocks. It is made when the first block comes.
 pub struct Appender {
     path: PathBuf,
     file: Option<File>,
+    /// Length of the file up to which all is whole: what a failed attempt left beyond it is cut before the next.
+    whole: u64,
     /// Where it goes on in a next file, if it is one of several.
     rotate_bytes: Option<u64>,
 }
@@ -15,14 +19,14 @@ pub struct Appender {
 impl Appender {
     /// One file.
     pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), file: None, rotate_bytes: None }
+        Self { path: path.to_owned(), file: None, whole: 0, rotate_bytes: None }
     }
 
     /// Files `<dir>/<stem>-000001.jsonl` and so on, each of about `rotate_bytes`.
     pub fn rotating(dir: &Path, stem: &str, rotate_bytes: u64) -> Self {
         let number = |n: u32| dir.join(format!("{stem}-{n:06}.jsonl"));
         let last = (1..).take_while(|n| number(*n).exists()).last();
-        Self { path: number(last.unwrap_or(1)), file: None, rotate_bytes: Some(rotate_bytes) }
+        Self { path: number(last.unwrap_or(1)), file: None, whole: 0, rotate_bytes: Some(rotate_bytes) }
     }
 
     /// Cuts the file back to `bytes`; how long it was. One that is shorter already stays as it is.
@@ -43,7 +47,7 @@ impl Appender {
         Ok(length)
     }
 
-    /// Adds whole lines, durably.
+    /// Adds whole lines, durably: all of them or, if it fails, none. It can be tried again.
     pub fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         if lines.is_empty() {
             return Ok(());
@@ -53,12 +57,22 @@ impl Appender {
 
     fn add(&mut self, lines: &[u8]) -> io::Result<()> {
         if self.file.is_none() {
-            self.file = Some(open(&self.path)?);
+            let file = open(&self.path)?;
+            self.whole = file.metadata()?.len();
+            self.file = Some(file);
         }
         let Some(file) = &mut self.file else { return Ok(()) };
-        file.write_all(lines)?;
-        file.sync_data()?;
-        if self.rotate_bytes.is_some_and(|most| file.stream_position().is_ok_and(|at| at > most)) {
+        if file.metadata()?.len() > self.whole {
+            file.set_len(self.whole)?;
+        }
+        let added = file.write_all(lines).and_then(|()| file.sync_data());
+        if let Err(error) = added {
+            // At once where that works: on a full disk others need the room.
+            let _ = file.set_len(self.whole);
+            return Err(error);
+        }
+        self.whole += lines.len() as u64;
+        if self.rotate_bytes.is_some_and(|most| self.whole > most) {
             self.file = None;
             self.path = next_path(&self.path);
         }
@@ -72,7 +86,7 @@ impl Appender {
 
 /// Opens a file at its end; a line that was torn by a crash is ended.
 fn open(path: &Path) -> io::Result<File> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = files::parent(path);
     std::fs::create_dir_all(parent)?;
     let mut file = File::options().create(true).read(true).append(true).open(path)?;
     let length = file.seek(SeekFrom::End(0))?;
@@ -97,6 +111,20 @@ fn next_path(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_disk_leaves_no_torn_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.jsonl");
+        let mut log = Appender::new(&path);
+        log.append(b"a\n").unwrap();
+        // What a write that failed half way leaves.
+        File::options().append(true).open(&path).unwrap().write_all(b"tor").unwrap();
+        log.append(b"b\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a\nb\n");
+        let error = Appender::new(Path::new("/dev/full")).append(b"c\n").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
+    }
 
     #[test]
     fn appends_cuts_mends_and_rotates() {

@@ -5,16 +5,16 @@
 //! is renamed, as long as no other file has taken on both its name and its beginning.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::file::{AtEnd, LogFile, fingerprint_of};
+use super::file::{AtEnd, LogFile, Skip, fingerprint_of, is_compressed};
 use crate::engine::Side;
+use crate::files::{self, Stamp};
 use crate::merge::{Merge, Position};
+use crate::telemetry::Facts;
 use crate::wire::events::Parser;
 
 /// The logs of a directory.
@@ -22,10 +22,13 @@ pub struct Directory {
     dir: PathBuf,
     parser: Arc<Parser>,
     at_end: AtEnd,
+    facts: Arc<Facts>,
     /// Positions of logs that were begun before a restart, until their file is found.
     waiting: BTreeMap<String, Position>,
     logs: BTreeMap<String, Followed>,
     seen: BTreeMap<PathBuf, Seen>,
+    /// Files that cannot be read.
+    skipped: BTreeMap<PathBuf, Skipped>,
 }
 
 /// A log that is being read.
@@ -33,24 +36,37 @@ struct Followed {
     index: usize,
     side: Side,
     path: PathBuf,
-    length: u64,
+    /// What its file was like at the last scan; none while that cannot be read.
+    stamp: Option<Stamp>,
     /// Whether the last scan did not find it.
     missed: bool,
 }
 
-/// What a file was found to be, so that it is not opened at every scan.
+/// What a file was found to be, so that it is opened only when it has changed.
 struct Seen {
-    inode: u64,
-    length: u64,
-    name: String,
-    print: u64,
+    stamp: Stamp,
+    /// Name and fingerprint of its log; none before its first line is complete.
+    log: Option<(String, u64)>,
+}
+
+/// A file that is no log at present.
+struct Skipped {
+    skip: Skip,
+    /// What it was like then: itself and, if it is a symlink, what it points to.
+    stamps: [Option<Stamp>; 2],
 }
 
 impl Directory {
-    /// The logs of `dir`, which go on from `positions`.
-    pub fn new(dir: &Path, parser: Arc<Parser>, at_end: AtEnd, positions: BTreeMap<String, Position>) -> Self {
-        let (logs, seen) = (BTreeMap::new(), BTreeMap::new());
-        Self { dir: dir.to_owned(), parser, at_end, waiting: positions, logs, seen }
+    /// The logs of `dir`, which are resumed from `positions`. What is missing of them is counted in `facts`.
+    pub fn new(
+        dir: &Path,
+        parser: Arc<Parser>,
+        at_end: AtEnd,
+        positions: BTreeMap<String, Position>,
+        facts: Arc<Facts>,
+    ) -> Self {
+        let (logs, seen, skipped) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { dir: dir.to_owned(), parser, at_end, facts, waiting: positions, logs, seen, skipped }
     }
 
     /// Makes the directories that are not there.
@@ -60,25 +76,44 @@ impl Directory {
             .try_for_each(|side| std::fs::create_dir_all(self.dir.join(folder(side))))
     }
 
-    /// Looks for what is new: adds logs, wakes those that have grown, follows those that were renamed or compressed.
+    /// Looks for what is new: adds logs, wakes those that have changed, follows those that were renamed or compressed.
+    /// Fails only where the directory itself cannot be read; a file that cannot be is skipped.
     pub fn scan(&mut self, merge: &mut Merge<LogFile>) -> io::Result<()> {
         let mut files = self.list(Side::Query)?;
         files.extend(self.list(Side::Reward)?);
         let listing = Listing {
             names: files.iter().map(|file| file.name.clone()).collect(),
             paths: files.iter().map(|file| (file.path.clone(), file.name.clone())).collect(),
+            skipped: self.skipped.keys().cloned().collect(),
         };
         for file in files {
             self.follow(file, &listing, merge)?;
         }
+        self.keep_positions(merge);
         self.let_go(&listing, merge);
+        for log in self.logs.values() {
+            if merge.source(log.index).and_then(LogFile::skip).is_some_and(Skip::is_due) {
+                merge.wake(log.index);
+            }
+        }
         Ok(())
     }
 
     /// Bytes of each log that are not read yet, by what its file was like at the last scan.
     pub fn unread(&self, merge: &Merge<LogFile>) -> Vec<(Side, &str, u64)> {
-        let bytes = |log: &Followed| merge.source(log.index).map_or(0, |source| source.unread(log.length));
+        let bytes = |log: &Followed| {
+            let length = log.stamp.map_or(0, |stamp| stamp.length);
+            merge.source(log.index).map_or(0, |source| source.unread(length))
+        };
         self.logs.iter().map(|(name, log)| (log.side, name.as_str(), bytes(log))).collect()
+    }
+
+    /// Files that are skipped, with what is wrong with them.
+    pub fn skipped(&self, merge: &Merge<LogFile>) -> BTreeMap<String, String> {
+        let shown = |path: &Path, skip: &Skip| (path.display().to_string(), skip.problem.clone());
+        let of_log = |log: &Followed| Some(shown(&log.path, merge.source(log.index)?.skip()?));
+        let logs = self.logs.values().filter_map(of_log);
+        logs.chain(self.skipped.iter().map(|(path, skipped)| shown(path, &skipped.skip))).collect()
     }
 
     /// Positions whose files are gone.
@@ -89,33 +124,88 @@ impl Directory {
     fn follow(&mut self, file: Found, listing: &Listing, merge: &mut Merge<LogFile>) -> io::Result<()> {
         let name = self.known_name(&file.name, &listing.names);
         if let Some(log) = self.logs.get_mut(&name) {
+            let (index, stamp) = (log.index, file.stamp);
             if log.path != file.path && !listing.holds(&log.path, &name) {
-                if let Some(source) = merge.source_mut(log.index) {
+                if let Some(source) = merge.source_mut(index) {
                     source.move_to(&file.path);
                 }
-                (log.path, log.length) = (file.path, file.length);
-                merge.wake(log.index);
-            } else if log.path == file.path && log.length != file.length {
-                log.length = file.length;
-                merge.wake(log.index);
+                (log.path, log.stamp) = (file.path, Some(stamp));
+                merge.wake(index);
+            } else if log.path == file.path && log.stamp != Some(stamp) {
+                log.stamp = Some(stamp);
+                let consumed = merge.source(index).map_or(0, LogFile::consumed);
+                if !is_compressed(&file.path) && stamp.length < consumed {
+                    // Opened again as after a restart: the reader may hold a part of what is gone.
+                    let position = merge.remove(index).unwrap_or_default();
+                    return self.add(name, file, Some(position), merge);
+                }
+                merge.wake(index);
             }
             return Ok(());
         }
         let position = self.waiting.remove(&name);
-        let mut source = LogFile::new(
-            &file.path,
-            file.side,
-            self.parser.clone(),
-            self.at_end,
-            position.as_ref(),
-            Arc::new(AtomicU64::new(0)),
-        )
-        .with_print(file.print);
+        self.add(name, file, position, merge)
+    }
+
+    /// Adds a log that resumes from `position`, or from the end of its file where that is shorter.
+    fn add(
+        &mut self,
+        name: String,
+        file: Found,
+        mut position: Option<Position>,
+        merge: &mut Merge<LogFile>,
+    ) -> io::Result<()> {
+        let length = file.stamp.length;
+        if let Some(position) = position.as_mut().filter(|p| p.read > length && !is_compressed(&file.path)) {
+            let bytes = position.read - length;
+            tracing::warn!(
+                log = name.as_str(),
+                bytes,
+                length,
+                "a log is shorter than what was read of it: reading resumes at its end, what is missing is a gap"
+            );
+            self.facts.log_gap(bytes);
+            position.cut_to(length);
+        }
+        let mut source = self.source(&file.path, file.side, file.print, position.as_ref());
         let first_ms = if position.is_none() { source.first_ms()? } else { None };
         let index = merge.add(name.clone(), source, position, first_ms);
-        let Found { side, path, length, .. } = file;
-        self.logs.insert(name, Followed { index, side, path, length, missed: false });
+        let Found { side, path, stamp, .. } = file;
+        self.logs.insert(name, Followed { index, side, path, stamp: Some(stamp), missed: false });
         Ok(())
+    }
+
+    fn source(&self, path: &Path, side: Side, print: u64, position: Option<&Position>) -> LogFile {
+        let bytes_read = Arc::new(AtomicU64::new(0));
+        LogFile::new(path, side, self.parser.clone(), self.at_end, position, bytes_read)
+            .with_print(print)
+            .with_facts(self.facts.clone())
+    }
+
+    /// Adds logs that were begun before a restart and whose files cannot be read at present: their positions must
+    /// outlive the next snapshot.
+    fn keep_positions(&mut self, merge: &mut Merge<LogFile>) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        for (path, Skipped { skip, .. }) in &self.skipped {
+            let side = if path.parent().is_some_and(|dir| dir.ends_with(folder(Side::Query))) {
+                Side::Query
+            } else {
+                Side::Reward
+            };
+            let Some(base) = base_name(path) else { continue };
+            let begins = format!("{}/{base}#", folder(side));
+            let names: Vec<String> = self.waiting.keys().filter(|name| name.starts_with(&begins)).cloned().collect();
+            for name in names {
+                let Ok(print) = u64::from_str_radix(&name[begins.len()..], 16) else { continue };
+                let position = self.waiting.remove(&name);
+                let mut source = self.source(path, side, print, position.as_ref());
+                source.set_skip(skip.clone());
+                let index = merge.add(name.clone(), source, position, None);
+                self.logs.insert(name, Followed { index, side, path: path.clone(), stamp: None, missed: false });
+            }
+        }
     }
 
     /// The name under which a file is known: its own, or that of a log with the same beginning that is gone.
@@ -140,56 +230,102 @@ impl Directory {
             }
             there
         });
-        self.seen.retain(|path, _| listing.paths.contains_key(path));
+        // A file that has no line yet is in no listing, but need not be opened again either.
+        self.seen.retain(|path, seen| seen.log.is_none() && path.exists() || listing.paths.contains_key(path));
     }
 
     /// The files of a side that have at least one line, by their path.
     fn list(&mut self, side: Side) -> io::Result<Vec<Found>> {
-        let mut files = Vec::new();
-        for entry in std::fs::read_dir(self.dir.join(folder(side)))? {
+        let (dir, mut files, mut present) = (self.dir.join(folder(side)), Vec::new(), BTreeSet::new());
+        for entry in std::fs::read_dir(&dir)? {
             let path = entry?.path();
             let Some(base) = base_name(&path) else { continue };
+            if self.skipped.get(&path).is_some_and(|skipped| skipped.holds(&path)) {
+                present.insert(path);
+                continue;
+            }
             match self.look(side, &path, base) {
-                Ok(Some(found)) => files.push(found),
-                Ok(None) => {}
+                Ok(found) => {
+                    if self.skipped.remove(&path).is_some() {
+                        tracing::info!(?path, "a file of the log directory can be read again");
+                    }
+                    files.extend(found);
+                }
                 // It was rotated away since it was listed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+                Err(error) if files::is_exhausted(&error) => return Err(error),
+                Err(error) => {
+                    self.skip(&path, &error);
+                    present.insert(path);
+                }
             }
         }
+        self.skipped.retain(|path, _| path.parent() != Some(&dir) || present.contains(path));
         files.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(files)
     }
 
+    fn skip(&mut self, path: &Path, error: &io::Error) {
+        let (stamps, before) = (stamps(path), self.skipped.get(path));
+        let skip = Skip::new(error, before.map(|skipped| &skipped.skip));
+        // A retry that fails as before is no news.
+        if before.is_none_or(|before| before.stamps != stamps || before.skip.problem != skip.problem) {
+            let problem = skip.problem.as_str();
+            tracing::warn!(?path, problem, "a file of the log directory is skipped until it changes");
+        }
+        self.skipped.insert(path.to_owned(), Skipped { skip, stamps });
+    }
+
     fn look(&mut self, side: Side, path: &Path, base: &str) -> io::Result<Option<Found>> {
         let metadata = std::fs::metadata(path)?;
-        let (inode, length) = (metadata.ino(), metadata.len());
-        let same = |seen: &&mut Seen| seen.inode == inode && seen.length <= length;
-        if let Some(seen) = self.seen.get_mut(path).filter(same) {
-            seen.length = length;
-            return Ok(Some(Found { side, path: path.to_owned(), length, name: seen.name.clone(), print: seen.print }));
+        files::check_regular(&metadata)?;
+        let stamp = Stamp::of(&metadata);
+        // Anything that differs may mean another file: a new one can have both the name and the inode of an old one.
+        if let Some(seen) = self.seen.get(path).filter(|seen| seen.stamp == stamp) {
+            return Ok(seen.found(side, path));
         }
         // Another file may have taken the name in between: what is noted is all of the one that is open now.
-        let file = File::open(path)?;
-        let metadata = file.metadata()?;
-        let (inode, length) = (metadata.ino(), metadata.len());
-        let Some(print) = fingerprint_of(file, path, self.at_end)? else { return Ok(None) };
-        let name = log_name(side, base, print);
-        self.seen.insert(path.to_owned(), Seen { inode, length, name: name.clone(), print });
-        Ok(Some(Found { side, path: path.to_owned(), length, name, print }))
+        let file = files::open(path)?;
+        let stamp = Stamp::of(&file.metadata()?);
+        let print = fingerprint_of(file, path, self.at_end)?;
+        let seen = Seen { stamp, log: print.map(|print| (log_name(side, base, print), print)) };
+        let found = seen.found(side, path);
+        self.seen.insert(path.to_owned(), seen);
+        Ok(found)
     }
+}
+
+impl Seen {
+    fn found(&self, side: Side, path: &Path) -> Option<Found> {
+        let (name, print) = self.log.clone()?;
+        Some(Found { side, path: path.to_owned(), stamp: self.stamp, name, print })
+    }
+}
+
+impl Skipped {
+    /// Whether the file is still to be skipped.
+    fn holds(&self, path: &Path) -> bool {
+        !self.skip.is_due() && self.stamps == stamps(path)
+    }
+}
+
+/// What a file is like, and what it points to.
+fn stamps(path: &Path) -> [Option<Stamp>; 2] {
+    [std::fs::symlink_metadata(path), std::fs::metadata(path)].map(|found| found.ok().map(|found| Stamp::of(&found)))
 }
 
 /// What is in the directory at present.
 struct Listing {
     names: BTreeSet<String>,
     paths: BTreeMap<PathBuf, String>,
+    /// Files that cannot be read at present.
+    skipped: BTreeSet<PathBuf>,
 }
 
 impl Listing {
-    /// Whether a file still holds the log of this name.
+    /// Whether a file still holds the log of this name, or may: one that cannot be read is not gone.
     fn holds(&self, path: &Path, name: &str) -> bool {
-        self.paths.get(path).is_some_and(|found| same_beginning(found, name))
+        self.skipped.contains(path) || self.paths.get(path).is_some_and(|found| same_beginning(found, name))
     }
 }
 
@@ -197,7 +333,7 @@ impl Listing {
 struct Found {
     side: Side,
     path: PathBuf,
-    length: u64,
+    stamp: Stamp,
     name: String,
     print: u64,
 }
@@ -282,7 +418,8 @@ mod tests {
         let settings = Config::default().check().unwrap();
         let parser = Arc::new(Parser::new(&settings));
         let merge = Merge::new(10, &state);
-        (Directory::new(root, parser, AtEnd::Follow { idle: Duration::ZERO }, state.positions), merge)
+        let at_end = AtEnd::Follow { idle: Duration::ZERO };
+        (Directory::new(root, parser, at_end, state.positions, Arc::default()), merge)
     }
 
     #[test]

@@ -13,7 +13,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Log;
 use crate::engine::{Input, Side};
+use crate::event_time::CONFIRMATIONS;
+use crate::files;
 use crate::merge::{Position, Read, Source, Sourced};
+use crate::telemetry::Facts;
 use crate::wire::events::{Bad, Parser};
 
 /// What the end of a file means.
@@ -47,7 +50,41 @@ pub struct LogFile {
     ended: bool,
     /// How much of a compressed file was read when it was closed, as it is on disk.
     passed: u64,
+    /// Why it is not read at present.
+    skip: Option<Skip>,
+    facts: Arc<Facts>,
 }
+
+/// Why a file is skipped, and until when: until it changes, or until the next attempt where that may help without.
+#[derive(Debug, Clone)]
+pub struct Skip {
+    /// What is wrong with the file.
+    pub problem: String,
+    pause: Option<Duration>,
+    since: Instant,
+}
+
+impl Skip {
+    /// After this error; `before` is why it was skipped until now.
+    pub fn new(error: &io::Error, before: Option<&Self>) -> Self {
+        let longer = before.and_then(|skip| skip.pause).map_or(SKIP_MIN, |pause| (2 * pause).min(SKIP_MAX));
+        // What the system does not blame is the content, which stays what it is until somebody writes the file.
+        let pause = error.raw_os_error().map(|_| longer);
+        Self { problem: error.to_string(), pause, since: Instant::now() }
+    }
+
+    /// Whether another attempt may help although the file has not changed.
+    pub fn is_due(&self) -> bool {
+        self.pause.is_some_and(|pause| self.since.elapsed() >= pause)
+    }
+}
+
+/// How long a file that cannot be read is skipped, at first and at most.
+const SKIP_MIN: Duration = Duration::from_secs(1);
+const SKIP_MAX: Duration = Duration::from_secs(60);
+
+/// A reader of a growing log returns after so many bytes without an event, so that it can be stopped.
+const BUDGET_BYTES: usize = 16 << 20;
 
 /// An open file, and the beginning of a line whose end has not come yet.
 struct Lines {
@@ -56,11 +93,31 @@ struct Lines {
     file: File,
     kept: Vec<u8>,
     length: usize,
+    /// Decompressed bytes before the next line that were read before.
+    known: u64,
+}
+
+/// How far reading on got.
+enum Reached {
+    LineEnd,
+    FileEnd,
+    /// The budget is used up.
+    Pause,
+}
+
+/// What the next line is.
+enum Line {
+    /// Where it begins, its content without its end, and its length; of an oversized one only the first bytes.
+    Next(u64, Vec<u8>, usize),
+    /// There is none yet.
+    None,
+    /// It takes longer than one call may.
+    Pause,
 }
 
 /// What tells a log from others of the same name: a hash of how it begins. `None` before its first line is there.
 pub fn fingerprint(path: &Path, at_end: AtEnd) -> io::Result<Option<u64>> {
-    fingerprint_of(File::open(path)?, path, at_end)
+    fingerprint_of(files::open(path)?, path, at_end)
 }
 
 /// The [`fingerprint`] of an open file.
@@ -101,7 +158,14 @@ impl LogFile {
             grew: Instant::now(),
             ended: false,
             passed: 0,
+            skip: None,
+            facts: Arc::default(),
         }
+    }
+
+    /// The same, which counts what is missing in `facts`.
+    pub fn with_facts(self, facts: Arc<Facts>) -> Self {
+        Self { facts, ..self }
     }
 
     /// The same, read only from a file with this [`fingerprint`]: under another it waits for [`move_to`](Self::move_to).
@@ -109,22 +173,44 @@ impl LogFile {
         Self { print: Some(print), ..self }
     }
 
-    /// The time of the first good event; the log is then closed again.
+    /// The earliest time among the first good events, as far as they come soon; the log is then closed again. Several,
+    /// since one may have a wrong timestamp: a log that seems to begin in the far future would be read last.
     pub fn first_ms(&mut self) -> io::Result<Option<i64>> {
         let mut first = Self::new(&self.path, self.side, self.parser.clone(), self.at_end, None, Arc::default());
         first.print = self.print;
-        while let Read::Event(event) = first.read()? {
-            if let Some((ts_ms, ..)) = event.input.key() {
-                return Ok(Some(ts_ms));
+        let bytes_max = if self.at_end == AtEnd::Complete { u64::MAX } else { BUDGET_BYTES as u64 };
+        let mut times = Vec::new();
+        while times.len() < CONFIRMATIONS && first.start < bytes_max {
+            match first.advance() {
+                Ok(Read::Event(event)) => times.extend(event.input.key().map(|key| key.0)),
+                Ok(_) => break,
+                Err(error) if self.is_fatal(&error) => return Err(error),
+                // Whatever is wrong is reported when the log itself is read.
+                Err(_) => break,
             }
         }
-        Ok(None)
+        Ok(times.into_iter().min())
     }
 
     /// Goes on in a file of another name, or another compression, that holds the same.
     pub fn move_to(&mut self, path: &Path) {
         self.path = path.to_owned();
         (self.lines, self.passed) = (None, 0);
+    }
+
+    /// Why its file is skipped at present.
+    pub fn skip(&self) -> Option<&Skip> {
+        self.skip.as_ref()
+    }
+
+    /// Marks it as skipped for a reason that was reported already.
+    pub fn set_skip(&mut self, skip: Skip) {
+        self.skip = Some(skip);
+    }
+
+    /// How many bytes of a plain file were read, with the beginning of a line whose end has not come yet.
+    pub fn consumed(&self) -> u64 {
+        self.start + self.lines.as_ref().map_or(0, |lines| lines.length as u64)
     }
 
     /// Bytes that are not read yet of its file, which has this length: up to the next line, or of a compressed file, as
@@ -140,35 +226,41 @@ impl LogFile {
         &self.path
     }
 
-    /// The next line that is not blank, without its end, and where it begins; of an oversized one only the first bytes,
-    /// with its length.
-    fn next_line(&mut self) -> io::Result<Option<(u64, Vec<u8>, usize)>> {
+    /// The next line that is not blank.
+    fn next_line(&mut self) -> io::Result<Line> {
         let most = self.parser.bytes_max();
+        let mut budget = if self.at_end == AtEnd::Complete { usize::MAX } else { BUDGET_BYTES };
         loop {
             let lines = match &mut self.lines {
                 Some(lines) => lines,
                 None => {
                     let file = self.open()?;
-                    self.lines.insert(Lines::open(file, &self.path, self.start, self.bytes_read.clone())?)
+                    let bytes_read = self.bytes_read.clone();
+                    self.lines.insert(Lines::open(file, &self.path, self.start, self.at_end, bytes_read)?)
                 }
             };
-            let complete = lines.read_on(most)?;
+            let complete = match lines.read_on(most, &mut budget)? {
+                Reached::Pause => return Ok(Line::Pause),
+                Reached::LineEnd => true,
+                Reached::FileEnd if lines.known > 0 => return Err(shorter(self.start)),
+                Reached::FileEnd => false,
+            };
             if !complete && (lines.length == 0 || self.at_end != AtEnd::Complete) {
-                return Ok(None);
+                return Ok(Line::None);
             }
             let (line, length) = (std::mem::take(&mut lines.kept), std::mem::take(&mut lines.length));
             let start = self.start;
             self.start += (length + usize::from(complete)) as u64;
             self.line += 1;
             if length > most || !line.iter().all(u8::is_ascii_whitespace) {
-                return Ok(Some((start, line, length)));
+                return Ok(Line::Next(start, line, length));
             }
         }
     }
 
     /// Opens its file, if it is still the one that it was found to be.
     fn open(&self) -> io::Result<File> {
-        let mut file = File::open(&self.path)?;
+        let mut file = files::open(&self.path)?;
         if self.print.is_some() {
             if fingerprint_of(file.try_clone()?, &self.path, self.at_end)? != self.print {
                 return Err(io::Error::new(io::ErrorKind::NotFound, "another file has taken its name"));
@@ -176,6 +268,43 @@ impl LogFile {
             file.rewind()?;
         }
         Ok(file)
+    }
+
+    /// Reads on, without regard to what was wrong before.
+    fn advance(&mut self) -> io::Result<Read> {
+        let most = self.parser.bytes_max();
+        let (start, line, length) = match self.next_line()? {
+            Line::Next(start, line, length) => (start, line, length),
+            Line::None => return Ok(self.ended()),
+            Line::Pause => return Ok(Read::Pending),
+        };
+        self.grew = Instant::now();
+        let input = if length > most {
+            Input::bad(self.side, line, Bad::Oversized { bytes: length, most })
+        } else {
+            Input::parse(&self.parser, self.side, line, None)
+        };
+        Ok(Read::Event(Sourced { input, start, end: self.start, line: self.line, origin: None }))
+    }
+
+    /// Whether reading cannot go on without this file: it was asked for by name, or others would fail alike.
+    fn is_fatal(&self, error: &io::Error) -> bool {
+        self.at_end == AtEnd::Complete || files::is_exhausted(error)
+    }
+
+    /// Skips the file. That is reported once, however often it is tried again.
+    fn skip_after(&mut self, error: &io::Error) -> Read {
+        let skip = Skip::new(error, self.skip.as_ref());
+        if self.skip.as_ref().is_none_or(|before| before.problem != skip.problem) {
+            let (path, line) = (&self.path, self.line);
+            tracing::warn!(?path, line, problem = skip.problem, "a log cannot be read: it is skipped until it changes");
+            if is_shorter(error) {
+                self.facts.log_gap(0);
+            }
+        }
+        self.skip = Some(skip);
+        self.ended = self.at_end == AtEnd::Stop;
+        if self.ended { Read::End } else { Read::Idle }
     }
 
     fn ended(&mut self) -> Read {
@@ -202,27 +331,29 @@ impl Source for LogFile {
         if self.ended {
             return Ok(Read::End);
         }
-        let most = self.parser.bytes_max();
-        let (start, line, length) = match self.next_line() {
-            Ok(Some(line)) => line,
-            Ok(None) => return Ok(self.ended()),
+        match self.advance() {
+            Ok(read) => {
+                if self.skip.is_some() && read != Read::Pending {
+                    tracing::info!(path = ?self.path, "a log can be read again");
+                    self.skip = None;
+                }
+                Ok(read)
+            }
             Err(error) if is_torn(&error, self.at_end) => {
                 let read = self.ended();
                 self.lines = None;
-                return Ok(read);
+                Ok(read)
             }
             Err(error) => {
-                let place = format!("{}, after line {}: {error}", self.path.display(), self.line);
-                return Err(io::Error::new(error.kind(), place));
+                // A decoder that failed, or a line of which a part was read, cannot be resumed: the line is read anew.
+                self.lines = None;
+                if self.is_fatal(&error) {
+                    let place = format!("{:?}, after line {}: {error}", self.path, self.line);
+                    return Err(io::Error::new(error.kind(), place));
+                }
+                Ok(self.skip_after(&error))
             }
-        };
-        self.grew = Instant::now();
-        let input = if length > most {
-            Input::bad(self.side, line, Bad::Oversized { bytes: length, most })
-        } else {
-            Input::parse(&self.parser, self.side, line, None)
-        };
-        Ok(Read::Event(Sourced { input, start, end: self.start, line: self.line, origin: None }))
+        }
     }
 }
 
@@ -238,23 +369,22 @@ pub(super) fn place(path: &Path, start: u64, line: u64) -> Value {
 }
 
 impl Lines {
-    fn open(mut file: File, path: &Path, start: u64, bytes_read: Arc<AtomicU64>) -> io::Result<Self> {
+    fn open(mut file: File, path: &Path, start: u64, at_end: AtEnd, bytes_read: Arc<AtomicU64>) -> io::Result<Self> {
         let (compressed, same) = (is_compressed(path), file.try_clone()?);
-        let mut reader = if compressed || start == 0 {
+        let reader = if compressed || start == 0 {
             decoded(file, path, bytes_read)?
         } else {
-            let length = file.metadata()?.len();
-            if length < start {
-                return Err(shorter(start));
+            if file.metadata()?.len() < start {
+                // A log that is followed gets another position when its directory is next listed.
+                let cut = io::Error::new(io::ErrorKind::NotFound, "the file was cut");
+                return Err(if at_end == AtEnd::Complete { shorter(start) } else { cut });
             }
             file.seek(SeekFrom::Start(start))?;
             bytes_read.fetch_add(start, Ordering::Relaxed);
             Box::new(BufReader::with_capacity(BUFFER, Counted { file, bytes_read }))
         };
-        if compressed && io::copy(&mut reader.by_ref().take(start), &mut io::sink())? < start {
-            return Err(shorter(start));
-        }
-        Ok(Self { reader, file: same, kept: Vec::new(), length: 0 })
+        let known = if compressed { start } else { 0 };
+        Ok(Self { reader, file: same, kept: Vec::new(), length: 0, known })
     }
 
     /// How much of the file was read, as it is on disk.
@@ -263,12 +393,19 @@ impl Lines {
         (&self.file).stream_position().unwrap_or(0)
     }
 
-    /// Reads on in the line that was begun; whether its end came. Of a line beyond `most` bytes only the first are kept.
-    fn read_on(&mut self, most: usize) -> io::Result<bool> {
-        loop {
+    /// Reads on in the line that was begun. Of a line beyond `most` bytes only the first are kept.
+    fn read_on(&mut self, most: usize, budget: &mut usize) -> io::Result<Reached> {
+        while *budget > 0 {
             let buffer = self.reader.fill_buf()?;
             if buffer.is_empty() {
-                return Ok(false);
+                return Ok(Reached::FileEnd);
+            }
+            if self.known > 0 {
+                let used = buffer.len().min(usize::try_from(self.known).unwrap_or(usize::MAX));
+                self.reader.consume(used);
+                self.known -= used as u64;
+                *budget = budget.saturating_sub(used);
+                continue;
             }
             let (used, complete) = match memchr::memchr(b'\n', buffer) {
                 Some(end) => (end, true),
@@ -278,10 +415,12 @@ impl Lines {
             self.kept.extend_from_slice(&buffer[..room]);
             self.length += used;
             self.reader.consume(used + usize::from(complete));
+            *budget = budget.saturating_sub(used + 1);
             if complete {
-                return Ok(true);
+                return Ok(Reached::LineEnd);
             }
         }
+        Ok(Reached::Pause)
     }
 }
 
@@ -296,7 +435,7 @@ fn decoded(file: File, path: &Path, bytes_read: Arc<AtomicU64>) -> io::Result<Bo
     })
 }
 
-fn is_compressed(path: &Path) -> bool {
+pub(super) fn is_compressed(path: &Path) -> bool {
     matches!(extension(path), Some("gz" | "zst"))
 }
 
@@ -309,11 +448,17 @@ fn is_torn(error: &io::Error, at_end: AtEnd) -> bool {
     at_end != AtEnd::Complete && matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound)
 }
 
+/// The file holds less than was read of it.
+#[derive(Debug, thiserror::Error)]
+#[error("the file is shorter than the {0} bytes that were read of it: put it back, or rebuild the store by replay")]
+struct Shorter(u64);
+
 fn shorter(start: u64) -> io::Error {
-    let text = format!(
-        "the file is shorter than the {start} bytes that were read of it: put it back, or rebuild the store by replay"
-    );
-    io::Error::new(io::ErrorKind::InvalidData, text)
+    io::Error::new(io::ErrorKind::InvalidData, Shorter(start))
+}
+
+fn is_shorter(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|error| error.is::<Shorter>())
 }
 
 struct Counted {
@@ -436,10 +581,62 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_cut_is_an_error() {
-        let (_directory, path) = file("l.jsonl", b"abc\n");
-        let position = Position { floor: 100, ..Position::default() };
-        let error = log(&path, AtEnd::Stop, Some(&position)).0.read().unwrap_err();
-        assert!(error.to_string().contains("shorter than the 100 bytes"), "{error}");
+    fn a_file_that_was_cut_is_an_error_only_where_it_was_asked_for() {
+        let zst = zstd::encode_all(&b"abc\n"[..], 1).unwrap();
+        for (name, bytes) in [("l.jsonl", &b"abc\n"[..]), ("l.jsonl.zst", &zst)] {
+            let (_directory, path) = file(name, bytes);
+            let position = Position { floor: 100, ..Position::default() };
+            let error = log(&path, AtEnd::Complete, Some(&position)).0.read().unwrap_err();
+            assert!(error.to_string().contains("shorter than the 100 bytes"), "{error}");
+            let facts = Arc::new(Facts::default());
+            let (mut followed, _) = log(&path, AtEnd::Follow { idle: Duration::ZERO }, Some(&position));
+            followed = followed.with_facts(facts.clone());
+            assert_eq!([followed.read().unwrap(), followed.read().unwrap()], [Read::Idle, Read::Idle]);
+            assert_eq!(
+                facts.log_gaps().0,
+                u64::from(name.ends_with(".zst")),
+                "a plain file is the directory's to count"
+            );
+        }
+    }
+
+    #[test]
+    fn a_corrupt_file_is_skipped_until_it_changes() {
+        let text =
+            (0..20_000).map(|i| format!("{{\"request_id\":\"r{i}\",\"ts_ms\":1,\"reward\":1}}\n")).collect::<String>();
+        let whole = zstd::encode_all(text.as_bytes(), 1).unwrap();
+        let mut corrupt = whole.clone();
+        let middle = corrupt.len() / 2;
+        corrupt[middle..middle + 64].fill(0xff);
+        let (_directory, path) = file("l.jsonl.zst", &corrupt);
+        let (mut live, _) = log(&path, AtEnd::Follow { idle: Duration::ZERO }, None);
+        let before = events(&mut live).len();
+        assert!(before < 20_000 && live.skip().is_some_and(|skip| !skip.is_due()));
+        assert_eq!(live.read().unwrap(), Read::Idle);
+        std::fs::write(&path, &whole).unwrap();
+        assert_eq!(before + events(&mut live).len(), 20_000);
+        assert!(live.skip().is_none());
+        let (mut stopped, _) = log(&file("l.jsonl.gz", b"this is none").1, AtEnd::Stop, None);
+        assert_eq!(stopped.read().unwrap(), Read::End);
+    }
+
+    #[test]
+    fn what_takes_long_can_be_stopped() {
+        let blank = "\n".repeat(BUDGET_BYTES);
+        let text = format!("{GOOD}\n{blank}{GOOD}\n");
+        for (name, bytes) in
+            [("l.jsonl", text.clone().into_bytes()), ("l.jsonl.zst", zstd::encode_all(text.as_bytes(), 1).unwrap())]
+        {
+            let (_directory, path) = file(name, &bytes);
+            let follow = AtEnd::Follow { idle: Duration::ZERO };
+            let (mut live, _) = log(&path, follow, None);
+            let reads: Vec<Read> = (0..4).map(|_| live.read().unwrap()).collect();
+            assert!(matches!(reads[..], [Read::Event(_), Read::Pending, Read::Event(_), Read::Idle]), "{reads:?}");
+            // Read again from near its end, decompressed bytes that are known count too.
+            let position = Position { floor: text.len() as u64 - 1, ..Position::default() };
+            let (mut rest, _) = log(&path, follow, Some(&position));
+            let expected = if name.ends_with(".zst") { Read::Pending } else { Read::Idle };
+            assert_eq!(rest.read().unwrap(), expected);
+        }
     }
 }

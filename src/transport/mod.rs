@@ -16,7 +16,7 @@ use base64::Engine as _;
 use serde_json::{Value, json};
 
 use crate::engine::DeadLetter;
-use crate::event::Name;
+use crate::event::{Name, excerpt};
 use crate::merge::{MergeState, Origin, Source};
 
 /// A log that can say where in it an event is.
@@ -75,13 +75,32 @@ pub struct Letter {
     pub time_ms: u64,
 }
 
+/// Bytes of a letter's detail: enough for what is wrong and an excerpt of the event.
+const DETAIL_BYTES_MAX: usize = 512;
+
+/// Memory that a letter takes besides its event and what came with it: mostly its place, as a JSON object.
+const LETTER_MEMORY_BYTES: usize = 1024;
+
 impl Letter {
+    /// What was wrong, at a bounded length.
+    pub fn detail(&self) -> String {
+        excerpt(&self.letter.bad.to_string(), DETAIL_BYTES_MAX).into_owned()
+    }
+
+    /// Memory that it takes until it is durable.
+    pub fn memory_bytes(&self) -> usize {
+        let of_origin = |origin: &Origin| {
+            origin.key.as_ref().map_or(0, Vec::len) + origin.traceparent.as_ref().map_or(0, String::len)
+        };
+        self.letter.bytes.len() + self.origin.as_deref().map_or(0, of_origin) + LETTER_MEMORY_BYTES
+    }
+
     /// As a line of JSON.
     pub fn line(&self) -> String {
         let Self { letter, place, time_ms, .. } = self;
         let mut record = place.clone();
         record["reason"] = json!(letter.bad.reason());
-        record["detail"] = json!(letter.bad.to_string());
+        record["detail"] = json!(self.detail());
         record["side"] = json!(letter.side);
         record["time_ms"] = json!(time_ms);
         record["bytes"] = json!(base64::engine::general_purpose::STANDARD.encode(&letter.bytes));

@@ -1,13 +1,13 @@
 //! What leaves by files: parameters, one file a space, each replaced as a whole; and bad events.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::append::Appender;
 use super::{Letter, Outlet};
 use crate::event::Name;
 use crate::failpoint;
+use crate::files;
 use crate::router::Params;
 use crate::wire::params;
 
@@ -32,7 +32,7 @@ impl ParamsDir {
 
     fn newest(&self, space: &Name) -> Option<Params> {
         let path = self.path(space);
-        let bytes = std::fs::read(&path).ok()?;
+        let bytes = files::read(&path).ok()?;
         match params::decode(&bytes) {
             Ok(params) => Some(params),
             Err(error) => {
@@ -48,7 +48,9 @@ impl ParamsDir {
         let path = self.path(space);
         let replace = || {
             std::fs::create_dir_all(&self.0)?;
-            replace(&path, bytes)
+            let beside = files::write_beside(&path, bytes)?;
+            failpoint::reach("mid-publish");
+            files::put_in_place(&beside, &path)
         };
         replace().map_err(|error| {
             io::Error::new(error.kind(), format!("cannot publish parameters to {}: {error}", path.display()))
@@ -84,15 +86,4 @@ impl Outlet for Files {
         let Some(dir) = &self.params else { return Ok(()) };
         Ok(params.iter().try_for_each(|(space, bytes)| dir.publish(space, bytes))?)
     }
-}
-
-/// Replaces a file: written beside it, synced, renamed.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let beside = path.with_extension("safetensors.new");
-    let mut file = File::create(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    failpoint::reach("mid-publish");
-    std::fs::rename(&beside, path)?;
-    File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }

@@ -1,13 +1,17 @@
 //! Events that a router writes: decisions and rewards, into segments of the file transport or into topics.
 //!
-//! Whoever has an event hands it over and learns when it is accepted. The queue is bounded; what happens when it is full
-//! is the caller's choice.
+//! A caller hands an event over and waits until it is accepted. The queue is bounded; what happens when it is full is the
+//! caller's choice. An event in a file is accepted when the system has it: no request waits for the disk. Another thread
+//! syncs what was written, so that a loss of power takes no more than the last [`SYNC_EVERY`].
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -15,6 +19,10 @@ use super::kafka::events::EventTopics;
 use super::lock;
 use crate::engine::Side;
 use crate::event::Name;
+use crate::files;
+
+/// How long what was written waits at most until it is synced to disk.
+pub const SYNC_EVERY: Duration = Duration::from_secs(1);
 
 /// A segment is followed by the next after so many bytes.
 const SEGMENT_BYTES: u64 = 64 << 20;
@@ -75,7 +83,7 @@ impl EventWriter {
 pub struct FileWriter {
     /// Gone when nothing is accepted any more.
     queue: Mutex<Option<mpsc::Sender<Handed>>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Handed {
@@ -99,14 +107,16 @@ impl FileWriter {
     /// Starts a thread that writes into `dir`, into files of its own, named after `instance`.
     pub fn start(dir: &Path, instance: &str, queue_max: usize) -> io::Result<Self> {
         let (queue, inbox) = mpsc::channel(queue_max.max(1));
-        let queries = Segments::new(&dir.join("queries"), instance)?;
-        let rewards = Segments::new(&dir.join("rewards"), instance)?;
-        let run = move || run(inbox, queries, rewards);
-        let thread = std::thread::Builder::new().name("events".to_owned()).spawn(run)?;
-        Ok(Self { queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)) })
+        let (unsynced, written) = std_mpsc::channel();
+        let queries = Segments::new(&dir.join("queries"), instance, unsynced.clone())?;
+        let rewards = Segments::new(&dir.join("rewards"), instance, unsynced)?;
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let writer = thread("events").spawn(move || run(inbox, queries, rewards))?;
+        let syncer = thread("sync").spawn(move || sync_at_intervals(&written, SYNC_EVERY, |segment| segment.sync()))?;
+        Ok(Self { queue: Mutex::new(Some(queue)), threads: Mutex::new(vec![writer, syncer]) })
     }
 
-    /// Writes lines, each with its end, all of one event or none; returns when the system has them.
+    /// Writes lines, each with its end; returns when the system has them. If it fails, some of several may be there.
     async fn write(&self, side: Side, line: Vec<u8>) -> Result<(), NotWritten> {
         let (done, written) = oneshot::channel();
         let stopped = || NotWritten::Failed("the writer has stopped".to_owned());
@@ -124,11 +134,11 @@ impl FileWriter {
 }
 
 impl FileWriter {
-    /// Waits until all that was accepted is written.
+    /// Waits until all that was accepted is written and synced.
     fn finish(&self) -> anyhow::Result<()> {
         drop(lock(&self.queue).take());
-        let Some(thread) = lock(&self.thread).take() else { return Ok(()) };
-        thread.join().map_err(|_| anyhow::anyhow!("the writer of events panicked"))
+        let mut threads = std::mem::take(&mut *lock(&self.threads)).into_iter();
+        threads.try_for_each(|thread| thread.join().map_err(|_| anyhow::anyhow!("the writer of events panicked")))
     }
 }
 
@@ -143,16 +153,18 @@ fn run(mut inbox: mpsc::Receiver<Handed>, mut queries: Segments, mut rewards: Se
                 continue;
             }
             let lines: Vec<u8> = of_side.iter().flat_map(|event| &event.line).copied().collect();
-            let written = segments.append(&lines);
+            let (written, problem) = segments.append(&lines);
+            let mut end = 0;
             for event in of_side {
-                // Whoever has gone away meanwhile does not wait for it.
-                let _ =
-                    event.done.send(written.as_ref().map(|_| ()).map_err(|e| io::Error::new(e.kind(), e.to_string())));
+                end += event.line.len();
+                let outcome = match &problem {
+                    Some(problem) if end > written => Err(io::Error::new(problem.kind(), problem.to_string())),
+                    _ => Ok(()),
+                };
+                // The caller may have gone away meanwhile.
+                let _ = event.done.send(outcome);
             }
         }
-    }
-    for segments in [&mut queries, &mut rewards] {
-        segments.sync();
     }
 }
 
@@ -161,52 +173,120 @@ struct Segments {
     dir: PathBuf,
     instance: String,
     number: u32,
-    file: Option<File>,
+    current: Option<Arc<Segment>>,
     length: u64,
+    /// Where segments go that have something to sync.
+    unsynced: std_mpsc::Sender<Arc<Segment>>,
+}
+
+/// One file.
+struct Segment {
+    path: PathBuf,
+    file: File,
+    /// Whether it was handed over to be synced, and was not yet.
+    waits: AtomicBool,
+    /// Whether its name is durable.
+    is_listed: AtomicBool,
 }
 
 impl Segments {
-    fn new(dir: &Path, instance: &str) -> io::Result<Self> {
+    fn new(dir: &Path, instance: &str, unsynced: std_mpsc::Sender<Arc<Segment>>) -> io::Result<Self> {
         std::fs::create_dir_all(dir)?;
-        Ok(Self { dir: dir.to_owned(), instance: instance.to_owned(), number: 0, file: None, length: 0 })
+        let (dir, instance) = (dir.to_owned(), instance.to_owned());
+        Ok(Self { dir, instance, number: 0, current: None, length: 0, unsynced })
     }
 
-    fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        if self.length >= SEGMENT_BYTES {
-            self.sync();
-            self.file = None;
+    /// Appends lines. Returns how many bytes of them are there, which is always whole lines, and why not all.
+    ///
+    /// A disk that is full can take a part. Lines that are whole stay: a learner may have read them. The beginning of a
+    /// line is cut off, which no learner has used, and the segment ends there: a reader may be in the middle of that line.
+    fn append(&mut self, lines: &[u8]) -> (usize, Option<io::Error>) {
+        let segment = match self.segment() {
+            Ok(segment) => segment,
+            Err(error) => return (0, Some(error)),
+        };
+        let (written, problem) = write_counted(&segment.file, lines);
+        let whole = memchr::memrchr(b'\n', &lines[..written]).map_or(0, |end| end + 1);
+        self.length += whole as u64;
+        if whole > 0 && !segment.waits.swap(true, Ordering::Relaxed) {
+            // Nobody syncs any more when the process ends.
+            let _ = self.unsynced.send(segment.clone());
         }
-        if self.file.is_none() {
-            self.number += 1;
-            let path = self.dir.join(format!("{}-{:06}.jsonl", self.instance, self.number));
-            // Never another's file: two writers in one would tear each other's lines.
-            self.file = Some(File::options().append(true).create_new(true).open(path)?);
-            self.length = 0;
-        }
-        let Some(file) = &mut self.file else { return Ok(()) };
-        let written = file.write_all(lines);
-        match &written {
-            Ok(()) => self.length += lines.len() as u64,
-            // Part of a line may be there: nothing may follow it in this file.
-            Err(_) => {
-                let _ = file.set_len(self.length);
-                self.file = None;
+        if written > whole {
+            let _ = segment.file.set_len(self.length);
+            if self.length == 0 && std::fs::remove_file(&segment.path).is_ok() {
+                self.number -= 1;
             }
+            self.current = None;
         }
-        written
+        (whole, problem)
     }
 
-    fn sync(&mut self) {
-        if let Some(Err(error)) = self.file.as_ref().map(File::sync_all) {
-            tracing::warn!(%error, dir = %self.dir.display(), "events could not be synced to disk");
+    /// The segment to write to: one that a failed write has left as it was is used again.
+    fn segment(&mut self) -> io::Result<Arc<Segment>> {
+        if let Some(segment) = self.current.as_ref().filter(|_| self.length < SEGMENT_BYTES) {
+            return Ok(segment.clone());
         }
+        let path = self.dir.join(format!("{}-{:06}.jsonl", self.instance, self.number + 1));
+        // Never another's file: two writers in one would tear each other's lines.
+        let file = File::options().append(true).create_new(true).open(&path)?;
+        let segment =
+            Arc::new(Segment { path, file, waits: AtomicBool::new(false), is_listed: AtomicBool::new(false) });
+        (self.number, self.length, self.current) = (self.number + 1, 0, Some(segment.clone()));
+        Ok(segment)
+    }
+}
+
+impl Segment {
+    fn sync(&self) -> io::Result<()> {
+        // First: what is written meanwhile is for the next time.
+        self.waits.store(false, Ordering::Relaxed);
+        self.file.sync_data()?;
+        if !self.is_listed.load(Ordering::Relaxed) {
+            File::open(files::parent(&self.path))?.sync_all()?;
+            self.is_listed.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// Writes as much as the system takes.
+fn write_counted(mut file: &File, bytes: &[u8]) -> (usize, Option<io::Error>) {
+    let mut written = 0;
+    while written < bytes.len() {
+        match file.write(&bytes[written..]) {
+            Ok(0) => return (written, Some(io::ErrorKind::WriteZero.into())),
+            Ok(more) => written += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return (written, Some(error)),
+        }
+    }
+    (written, None)
+}
+
+/// Syncs what comes, each not later than `every` after it came, until all senders are gone.
+fn sync_at_intervals<T>(unsynced: &std_mpsc::Receiver<T>, every: Duration, sync: impl Fn(&T) -> io::Result<()>) {
+    let mut fails = false;
+    while let Ok(first) = unsynced.recv() {
+        let (mut all, due) = (vec![first], Instant::now() + every);
+        while let Ok(next) = unsynced.recv_timeout(due.saturating_duration_since(Instant::now())) {
+            all.push(next);
+        }
+        let problem = all.iter().filter_map(|segment| sync(segment).err()).last();
+        match &problem {
+            Some(error) if !fails => {
+                tracing::error!(%error, "events cannot be synced to disk: a loss of power would lose them")
+            }
+            None if fails => tracing::info!("events are synced to disk again"),
+            _ => {}
+        }
+        fails = problem.is_some();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     fn lines(dir: &Path) -> Vec<String> {
         let mut paths: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -237,11 +317,38 @@ mod tests {
         assert!(FileWriter::start(dir.path(), "router-1", 1).is_ok(), "its files are opened when they are needed");
     }
 
+    #[test]
+    fn what_is_written_is_synced_in_time_and_at_the_end() {
+        let (sender, receiver) = std_mpsc::channel();
+        let (told, synced) = std_mpsc::channel();
+        let syncer = std::thread::spawn(move || {
+            let sync = |number: &u32| told.send(*number).map_err(io::Error::other);
+            sync_at_intervals(&receiver, Duration::from_millis(1), sync);
+        });
+        sender.send(1).unwrap();
+        assert_eq!(synced.recv().unwrap(), 1, "while the sender is there");
+        sender.send(2).unwrap();
+        drop(sender);
+        syncer.join().unwrap();
+        assert_eq!(synced.iter().collect::<Vec<_>>(), [2]);
+        let dir = tempfile::tempdir().unwrap();
+        let (unsynced, written) = std_mpsc::channel();
+        let mut segments = Segments::new(dir.path(), "r", unsynced).unwrap();
+        for _ in 0..3 {
+            assert_eq!(segments.append(b"1\n").0, 2);
+        }
+        let segment = written.try_recv().unwrap();
+        assert!(written.try_recv().is_err(), "it waits already");
+        segment.sync().unwrap();
+        segments.append(b"2\n");
+        assert!(written.try_recv().is_ok());
+    }
+
     #[tokio::test]
     async fn a_full_queue_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let (queue, mut inbox) = mpsc::channel(1);
-        let writer = Arc::new(FileWriter { queue: Mutex::new(Some(queue)), thread: Mutex::new(None) });
+        let writer = Arc::new(FileWriter { queue: Mutex::new(Some(queue)), threads: Mutex::default() });
         let (first, second) = (writer.clone(), writer.clone());
         let waiting = tokio::spawn(async move { first.write(Side::Query, b"1\n".to_vec()).await });
         tokio::task::yield_now().await;

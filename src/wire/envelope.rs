@@ -14,7 +14,8 @@ use xxhash_rust::xxh3::xxh3_64;
 const MAGIC: &[u8; 8] = b"POINTSMN";
 const HEAD: usize = MAGIC.len() + 2 + 2 + 8;
 
-/// The most that a payload may make the decoder allocate; no state of a sane configuration comes near.
+/// The most that a payload may make the decoder allocate; no state of a sane configuration comes near. Short payloads have
+/// lower limits, some 256 times their length: a length in their first bytes must not cost gigabytes.
 const DECODED_MAX: usize = 1 << 34;
 
 /// What an envelope holds.
@@ -106,7 +107,16 @@ pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
 
 /// Decodes a payload, all of it.
 pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Damaged> {
-    let config = bincode::config::standard().with_limit::<DECODED_MAX>();
+    match payload.len() {
+        0..0x1000 => decode_within::<T, { 1 << 20 }>(payload),
+        0x1000..0x1_0000 => decode_within::<T, { 1 << 24 }>(payload),
+        0x1_0000..0x10_0000 => decode_within::<T, { 1 << 28 }>(payload),
+        _ => decode_within::<T, DECODED_MAX>(payload),
+    }
+}
+
+fn decode_within<T: DeserializeOwned, const MOST: usize>(payload: &[u8]) -> Result<T, Damaged> {
+    let config = bincode::config::standard().with_limit::<MOST>();
     let (value, read) =
         bincode::serde::decode_from_slice(payload, config).map_err(|e| Damaged::Corrupt(e.to_string()))?;
     if read == payload.len() { Ok(value) } else { Err(Damaged::Corrupt("bytes are left over".to_owned())) }
@@ -141,6 +151,13 @@ mod tests {
             prop_assert!(read(&bytes).is_err());
             let _ = decode::<Vec<f64>>(&bytes);
         }
+    }
+
+    #[test]
+    fn a_length_that_lies_costs_no_memory() {
+        // A string that claims 4 GiB, in five bytes.
+        let lying = [252, 0, 0, 0, 255];
+        assert_eq!(decode::<String>(&lying), Err(Damaged::Corrupt("LimitExceeded".to_owned())));
     }
 
     #[test]

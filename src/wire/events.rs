@@ -146,6 +146,9 @@ pub enum Bad {
         /// What is allowed.
         most_ms: u64,
     },
+    /// Its time is far ahead of all other events of its space.
+    #[error("ts_ms is {0} ms ahead of the space's time, and later events contradict it: is it in milliseconds?")]
+    Unconfirmed(u64),
     /// Its header names a format that is not known.
     #[error("content-type {0:?}: only JSON is known")]
     ContentType(String),
@@ -159,9 +162,22 @@ pub enum Bad {
         /// Where it should be.
         expected: i32,
     },
+    /// Messages that were skipped, since they cannot be read.
+    #[error("offsets {from} to {to} cannot be read and are skipped (--accept-gap): {problem}")]
+    Gap {
+        /// The first offset.
+        from: u64,
+        /// The offset after the last.
+        to: u64,
+        /// Why they cannot be read.
+        problem: String,
+    },
     /// A new space beyond those that may be.
     #[error("a new space, but there are learner.spaces_max = {0} already")]
     TooManySpaces(usize),
+    /// Its space is not listed.
+    #[error("space {0} is not listed in [spaces], and learner.spaces = \"listed\"")]
+    UnlistedSpace(Name),
 }
 
 impl Bad {
@@ -181,10 +197,12 @@ impl Bad {
             Self::MissingPropensities => "missing-propensities",
             Self::RewardOutOfRange { .. } => "reward-out-of-range",
             Self::Oversized { .. } => "oversized",
-            Self::FutureTime { .. } => "future-time",
+            Self::FutureTime { .. } | Self::Unconfirmed(_) => "future-time",
             Self::ContentType(_) => "content-type",
             Self::WrongPartition { .. } => "wrong-partition",
+            Self::Gap { .. } => "gap",
             Self::TooManySpaces(_) => "too-many-spaces",
+            Self::UnlistedSpace(_) => "unlisted-space",
         }
     }
 }

@@ -6,4 +6,5 @@ pub mod events;
 pub mod export;
 pub mod params;
 mod quick;
+pub mod requests;
 mod scan;

@@ -3,16 +3,31 @@
 //! Metadata are strings; tensors are f32: `<model>.eigenvalues` of shape k, `<model>.eigenvectors` k x dim,
 //! `<model>.linear` dim, `<model>.bias` 1. What is absent is zero.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use thiserror::Error;
 
+use crate::config::{DIM_MAX, MODELS_MAX, Settings};
 use crate::event::Name;
 use crate::router::{Params, Policy, Sampling, ScoreForm, uniform};
 
 const FORMAT: &str = "pointsman.params";
 const FORMAT_VERSION: u64 = 1;
+
+/// Largest epoch, version and revision: every JSON reader holds numbers up to here exactly.
+pub const STAMP_MAX: u64 = 1 << 53;
+
+/// Latest `created_ms`: the end of the year 9999.
+const CREATED_MS_MAX: u64 = 253_402_300_799_999;
+
+/// Longest `algorithm`, in bytes.
+const ALGORITHM_BYTES_MAX: usize = 64;
+
+/// Bounds on the magnitude of scales (eigenvalues, linear parts, biases, the inverse gap) and of components of
+/// eigenvectors. No score overflows within them, neither in f64 nor in the router's products in f32.
+const SCALE_MAX: f64 = 1e24;
+const COMPONENT_MAX: f64 = 1e6;
 
 /// Why bytes are not routing parameters.
 #[derive(Debug, Error)]
@@ -34,6 +49,14 @@ pub enum BadParams {
         /// Its name.
         name: String,
         /// What is wrong with it.
+        problem: String,
+    },
+    /// The parameters contradict the configuration of their space.
+    #[error("space {space}: {problem}")]
+    Space {
+        /// The space.
+        space: Name,
+        /// What differs, and what to do.
         problem: String,
     },
 }
@@ -72,7 +95,7 @@ pub fn encode(params: &Params) -> Vec<u8> {
     sort_header(safetensors::serialize(views, Some(metadata)).expect("a header of bounded size"))
 }
 
-/// Decodes parameters and checks them.
+/// Decodes parameters. Every number is within bounds, so that routing by the result can neither fail nor yield NaN.
 pub fn decode(bytes: &[u8]) -> Result<Params, BadParams> {
     let tensors = SafeTensors::deserialize(bytes)?;
     let (_, header) = SafeTensors::read_metadata(bytes)?;
@@ -85,45 +108,57 @@ pub fn decode(bytes: &[u8]) -> Result<Params, BadParams> {
     if format_version > FORMAT_VERSION {
         return Err(meta.bad("format_version", format!("{format_version} is newer than this program reads")));
     }
-    let models: Vec<Name> = meta.json("models")?;
-    let dim: usize = meta.json("dim")?;
-    if models.is_empty() || dim == 0 {
-        return Err(meta.bad("models", "no model or no dimension".to_owned()));
-    }
-    if let Some(name) = models.iter().enumerate().find_map(|(i, name)| models[..i].contains(name).then_some(name)) {
-        return Err(meta.bad("models", format!("{name} is there twice")));
-    }
+    let models = meta.models()?;
+    let dim = meta.integer("dim", 1, DIM_MAX as u64)? as usize;
     let sampling = match meta.text("sampling")? {
         "softmax" => Sampling::Softmax,
-        "inverse_gap" => Sampling::InverseGap { gap: meta.number("inverse_gap", 0.0, f64::MAX)? },
-        other => return Err(meta.bad("sampling", format!("{other:?} is none of softmax, inverse_gap"))),
+        "inverse_gap" => Sampling::InverseGap { gap: meta.number("inverse_gap", 0.0, SCALE_MAX)? },
+        _ => return Err(meta.bad("sampling", "must be softmax or inverse_gap".to_owned())),
     };
-    let floor_distribution = match metadata.contains_key("floor_distribution") {
-        true => meta.json::<Vec<f64>>("floor_distribution")?,
-        false => uniform(models.len()),
-    };
-    let is_distribution = floor_distribution.len() == models.len()
-        && floor_distribution.iter().all(|p| (0.0..=1.0).contains(p))
-        && (floor_distribution.iter().sum::<f64>() - 1.0).abs() < 1e-6;
-    if !is_distribution {
-        return Err(meta.bad("floor_distribution", "not a distribution over the models".to_owned()));
-    }
     let scores = models.iter().map(|name| score_form(&tensors, name, dim)).collect::<Result<_, _>>()?;
     Ok(Params {
         space: meta.text("space")?.try_into().map_err(|e: crate::event::BadName| meta.bad("space", e.to_string()))?,
-        epoch: meta.json("epoch")?,
-        version: meta.json("version")?,
-        revision: meta.json("revision")?,
-        created_ms: meta.json("created_ms")?,
-        algorithm: meta.text("algorithm")?.to_owned(),
-        policy: Policy { sampling, floor: meta.number("floor", 0.0, 1.0)?, floor_distribution, scores },
+        epoch: meta.integer("epoch", 0, STAMP_MAX)?,
+        version: meta.integer("version", 0, STAMP_MAX)?,
+        revision: meta.integer("revision", 0, STAMP_MAX)?,
+        created_ms: meta.integer("created_ms", 0, CREATED_MS_MAX)?,
+        algorithm: meta.algorithm()?,
+        policy: Policy {
+            sampling,
+            floor: meta.number("floor", 0.0, 1.0)?,
+            floor_distribution: meta.floor_distribution(models.len())?,
+            scores,
+        },
         models,
         dim,
     })
 }
 
+/// Decodes parameters that must agree with the configuration: a space that may exist, of the same dimension, and no
+/// model that is not configured. Configured models may be missing: a learner may know fewer.
+pub fn decode_for(settings: &Settings, bytes: &[u8]) -> Result<Params, BadParams> {
+    let params = decode(bytes)?;
+    let differs = |problem: String| Err(BadParams::Space { space: params.space.clone(), problem });
+    if !settings.allows(&params.space) {
+        return differs("is not listed in [spaces], and learner.spaces = \"listed\"".to_owned());
+    }
+    let spec = settings.space(&params.space);
+    if params.dim != spec.dim {
+        return differs(format!("has dim = {}, but learner.dim = {} is configured", params.dim, spec.dim));
+    }
+    match params.models.iter().find(|model| !spec.models.contains(model)) {
+        Some(model) => differs(format!("names model {model}, which is not configured: add it to learner.models")),
+        None => Ok(params),
+    }
+}
+
 fn json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).expect("numbers and names are JSON")
+}
+
+/// The start of a text that may be long, for an error.
+fn start(text: &str) -> String {
+    text.chars().take(40).collect()
 }
 
 struct Metadata<'a>(&'a HashMap<String, String>);
@@ -139,12 +174,63 @@ impl Metadata<'_> {
 
     fn json<T: serde::de::DeserializeOwned>(&self, key: &'static str) -> Result<T, BadParams> {
         let text = self.text(key)?;
-        serde_json::from_str(text).map_err(|e| self.bad(key, format!("{text:?}: {e}")))
+        serde_json::from_str(text).map_err(|e| self.bad(key, format!("{:?}: {e}", start(text))))
     }
 
     fn number(&self, key: &'static str, low: f64, high: f64) -> Result<f64, BadParams> {
-        let value: f64 = self.json(key)?;
-        if (low..=high).contains(&value) { Ok(value) } else { Err(self.bad(key, format!("{value} is out of range"))) }
+        self.within(key, low, high)
+    }
+
+    fn integer(&self, key: &'static str, low: u64, high: u64) -> Result<u64, BadParams> {
+        self.within(key, low, high)
+    }
+
+    fn within<T: serde::de::DeserializeOwned + PartialOrd + std::fmt::Display>(
+        &self,
+        key: &'static str,
+        low: T,
+        high: T,
+    ) -> Result<T, BadParams> {
+        let value: T = self.json(key)?;
+        if value >= low && value <= high {
+            return Ok(value);
+        }
+        Err(self.bad(key, format!("{value} is out of range: must be {low} to {high}")))
+    }
+
+    fn models(&self) -> Result<Vec<Name>, BadParams> {
+        let models: Vec<Name> = self.json("models")?;
+        if !(1..=MODELS_MAX).contains(&models.len()) {
+            return Err(self.bad("models", format!("{} names: must be 1 to {MODELS_MAX}", models.len())));
+        }
+        let mut seen = BTreeSet::new();
+        match models.iter().find(|name| !seen.insert(*name)) {
+            Some(twice) => Err(self.bad("models", format!("{twice} is there twice"))),
+            None => Ok(models),
+        }
+    }
+
+    fn algorithm(&self) -> Result<String, BadParams> {
+        let text = self.text("algorithm")?;
+        if text.len() > ALGORITHM_BYTES_MAX || text.chars().any(char::is_control) {
+            let problem = format!("must be at most {ALGORITHM_BYTES_MAX} bytes without control characters");
+            return Err(self.bad("algorithm", problem));
+        }
+        Ok(text.to_owned())
+    }
+
+    fn floor_distribution(&self, models: usize) -> Result<Vec<f64>, BadParams> {
+        if !self.0.contains_key("floor_distribution") {
+            return Ok(uniform(models));
+        }
+        let distribution: Vec<f64> = self.json("floor_distribution")?;
+        let is_distribution = distribution.len() == models
+            && distribution.iter().all(|p| (0.0..=1.0).contains(p))
+            && (distribution.iter().sum::<f64>() - 1.0).abs() < 1e-6;
+        if is_distribution {
+            return Ok(distribution);
+        }
+        Err(self.bad("floor_distribution", "not a distribution over the models".to_owned()))
     }
 }
 
@@ -165,7 +251,7 @@ fn tensors(name: &Name, form: &ScoreForm, dim: usize) -> Vec<(String, Vec<usize>
 }
 
 fn score_form(tensors: &SafeTensors, name: &Name, dim: usize) -> Result<ScoreForm, BadParams> {
-    let read = |kind: &str, expected: &dyn Fn(&[usize]) -> bool| {
+    let read = |kind: &str, most: f64, expected: &dyn Fn(&[usize]) -> bool| {
         let name = format!("{name}.{kind}");
         let Ok(view) = tensors.tensor(&name) else { return Ok(Vec::new()) };
         if view.dtype() != Dtype::F32 || !expected(view.shape()) {
@@ -174,20 +260,23 @@ fn score_form(tensors: &SafeTensors, name: &Name, dim: usize) -> Result<ScoreFor
         }
         let (words, _) = view.data().as_chunks::<4>();
         let values: Vec<f32> = words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
-        match values.iter().all(|x| x.is_finite()) {
-            true => Ok(values),
-            false => Err(BadParams::Tensor { name, problem: "not all values are finite".to_owned() }),
+        match values.iter().find(|x| x.is_nan() || f64::from(x.abs()) > most) {
+            None => Ok(values),
+            Some(x) => {
+                Err(BadParams::Tensor { name, problem: format!("{x:e} is not a number from -{most:e} to {most:e}") })
+            }
         }
     };
-    let eigenvalues = read("eigenvalues", &|shape| shape.len() == 1)?;
+    // A quadratic form has no more eigenvalues than dimensions.
+    let eigenvalues = read("eigenvalues", SCALE_MAX, &|shape| shape.len() == 1 && shape[0] <= dim)?;
     let rank = eigenvalues.len();
-    let eigenvectors = read("eigenvectors", &|shape| shape == [rank, dim])?;
+    let eigenvectors = read("eigenvectors", COMPONENT_MAX, &|shape| shape == [rank, dim])?;
     if rank.checked_mul(dim) != Some(eigenvectors.len()) {
         let problem = format!("missing, but there are {rank} eigenvalues");
         return Err(BadParams::Tensor { name: format!("{name}.eigenvectors"), problem });
     }
-    let linear = read("linear", &|shape| shape == [dim])?;
-    let bias = read("bias", &|shape| shape == [1])?.first().copied().unwrap_or(0.0);
+    let linear = read("linear", SCALE_MAX, &|shape| shape == [dim])?;
+    let bias = read("bias", SCALE_MAX, &|shape| shape == [1])?.first().copied().unwrap_or(0.0);
     Ok(ScoreForm { eigenvalues, eigenvectors, linear, bias })
 }
 
@@ -262,16 +351,105 @@ mod tests {
         }
     }
 
+    /// Encodes parameters whose text in the header was replaced.
+    fn lying(from: &str, to: &str) -> Vec<u8> {
+        let bytes = encode(&params());
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = str::from_utf8(&bytes[8..8 + length]).unwrap();
+        assert!(header.contains(from), "{header}");
+        let header = header.replace(from, to);
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes[8 + length..]].concat()
+    }
+
     #[test]
-    fn repeated_models_and_sizes_beyond_all_bounds_are_errors() {
-        let mut twice = params();
-        twice.models[2] = twice.models[0].clone();
-        twice.policy.scores = vec![ScoreForm::default(); 3];
-        assert!(decode(&encode(&twice)).unwrap_err().to_string().contains("bge is there twice"));
-        let mut endless = params();
-        endless.dim = usize::MAX / 2 + 1;
-        endless.policy.scores = vec![ScoreForm::default(); 3];
-        endless.policy.scores[0].eigenvalues = vec![1.0, 2.0];
-        assert!(decode(&encode(&endless)).unwrap_err().to_string().contains("there are 2 eigenvalues"));
+    fn numbers_beyond_their_bounds_are_errors() {
+        for (from, to, expected) in [
+            (r#""dim":"3""#, r#""dim":"9223372036854775808""#, "dim"),
+            (r#""dim":"3""#, r#""dim":"65537""#, "65537 is out of range: must be 1 to 65536"),
+            (r#""dim":"3""#, r#""dim":"0""#, "dim"),
+            (r#""epoch":"2""#, r#""epoch":"18446744073709551615""#, "epoch"),
+            (r#""version":"1234""#, r#""version":"18446744073709551615""#, "version"),
+            (r#""revision":"3""#, r#""revision":"9007199254740993""#, "revision"),
+            (r#""created_ms":"1731700000000""#, r#""created_ms":"18446744073709551615""#, "created_ms"),
+            (r#""inverse_gap":"30.5""#, r#""inverse_gap":"1e300""#, "inverse_gap"),
+            (r#""algorithm":"hpg""#, r#""algorithm":"h\n""#, "algorithm"),
+            (r#"[\"bge\",\"mini.lm\",\"zero\"]"#, "[]", "models: 0 names"),
+        ] {
+            let error = decode(&lying(from, to)).unwrap_err().to_string();
+            assert!(error.contains(expected), "{to}: {error}");
+        }
+        let many: Vec<String> = (0..=MODELS_MAX).map(|i| format!("m{i}")).collect();
+        let many = serde_json::to_string(&json(&many)).unwrap();
+        let error = decode(&lying(r#""[\"bge\",\"mini.lm\",\"zero\"]""#, &many)).unwrap_err().to_string();
+        assert!(error.contains("4097 names"), "{error}");
+    }
+
+    #[test]
+    fn repeated_models_and_tensors_beyond_their_bounds_are_errors() {
+        let check = |change: &dyn Fn(&mut Params), expected: &str| {
+            let mut params = params();
+            change(&mut params);
+            let error = decode(&encode(&params)).unwrap_err().to_string();
+            assert!(error.contains(expected), "{expected}: {error}");
+        };
+        let twice = |params: &mut Params| {
+            params.models[2] = params.models[0].clone();
+            params.policy.scores = vec![ScoreForm::default(); 3];
+        };
+        check(&twice, "bge is there twice");
+        check(&|params| params.policy.scores[0].eigenvectors[1] = 1e30, "bge.eigenvectors: 1e30 is not");
+        check(&|params| params.policy.scores[0].eigenvalues[1] = -1e25, "bge.eigenvalues");
+        check(&|params| params.policy.scores[1].linear[1] = f32::NAN, "mini.lm.linear");
+        check(&|params| params.policy.scores[1].bias = f32::INFINITY, "mini.lm.bias");
+        let more_eigenvalues_than_dimensions = |params: &mut Params| {
+            params.policy.scores[0].eigenvalues = vec![1.0; 4];
+            params.policy.scores[0].eigenvectors = vec![0.0; 12];
+        };
+        check(&more_eigenvalues_than_dimensions, "bge.eigenvalues: F32 of shape [4]");
+        let without_eigenvectors = |params: &mut Params| params.policy.scores[0].eigenvectors.clear();
+        check(&without_eigenvectors, "there are 2 eigenvalues");
+    }
+
+    /// The largest parameters that decode still route: no score overflows.
+    #[test]
+    fn parameters_at_the_bounds_yield_distributions() {
+        use crate::router::Compiled;
+        let mut params = params();
+        params.policy.sampling = Sampling::InverseGap { gap: SCALE_MAX };
+        params.policy.scores[0].eigenvalues = vec![SCALE_MAX as f32 * 0.99; 2];
+        params.policy.scores[0].eigenvectors = vec![COMPONENT_MAX as f32; 6];
+        params.policy.scores[1].linear = vec![-SCALE_MAX as f32 * 0.99; 3];
+        for sampling in [params.policy.sampling, Sampling::Softmax] {
+            params.policy.sampling = sampling;
+            let compiled = Compiled::new(decode(&encode(&params)).unwrap());
+            for query in [[1.0_f32, 1.0, 1.0], [9e5, -1.0, 1e-3], [3e38, 3e38, 3e38], [1e-38, 0.0, 0.0]] {
+                let found = compiled.distribution(&query).unwrap();
+                let sum: f64 = found.propensities.iter().sum();
+                assert!((sum - 1.0).abs() < 1e-9 && found.propensities.iter().all(|p| *p >= 0.0), "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn parameters_must_agree_with_the_configuration() {
+        let settings = |text: &str| toml::from_str::<crate::config::Config>(text).unwrap().check().unwrap();
+        let good = "dim = 3\nmodels = [\"zero\", \"mini.lm\", \"bge\", \"new\"]";
+        let bytes = encode(&params());
+        for (text, expected) in [
+            (format!("[learner]\n{good}"), None),
+            (format!("[learner]\n{good}\nspaces = \"listed\""), Some("is not listed")),
+            (format!("[learner]\nspaces = \"listed\"\n[spaces.shop]\n{good}"), None),
+            (format!("[learner]\n{good}\n[spaces.shop]\ndim = 4"), Some("has dim = 3, but learner.dim = 4")),
+            ("[learner]\ndim = 3\nmodels = [\"bge\", \"zero\"]".to_owned(), Some("names model mini.lm")),
+        ] {
+            let found = decode_for(&settings(&text), &bytes);
+            match expected {
+                None => assert_eq!(found.unwrap(), params(), "{text}"),
+                Some(expected) => {
+                    let error = found.unwrap_err().to_string();
+                    assert!(error.starts_with("space shop") && error.contains(expected), "{text}: {error}");
+                }
+            }
+        }
     }
 }

@@ -227,8 +227,11 @@ fn a_terminal_gets_colours_unless_it_wants_none_and_a_bar_with_rate_and_time_lef
     for side in ["queries", "rewards"] {
         std::fs::create_dir_all(directory.path().join("data/log").join(side)).unwrap();
     }
-    let event = "{\"request_id\":\"r\",\"ts_ms\":1,\"reward\":1}\n";
-    std::fs::write(directory.path().join("data/log/rewards/1.jsonl"), event).unwrap();
+    let query = format!("[{}1]", "1,".repeat(767));
+    let event = format!(
+        "{{\"request_id\":\"r\",\"ts_ms\":1,\"query\":{query},\"model\":\"bge\",\"propensities\":{{\"bge\":1}}}}\n"
+    );
+    std::fs::write(directory.path().join("data/log/queries/1.jsonl"), event).unwrap();
     bar(&["learn", "--once"]);
     for command in [&["list"][..], &["show"], &["verify"], &["export", "--out", "all"], &["import", "--from", "all"]] {
         let read = bar(&[&["snapshots"], command].concat());

@@ -1,9 +1,9 @@
 //! Whatever ends the process, wherever: what it comes to after the last restart is what it would have come to without.
 
-mod full;
+pub mod full;
 mod live;
-mod logs;
-mod place;
+pub mod logs;
+pub mod place;
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;

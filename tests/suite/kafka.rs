@@ -22,7 +22,7 @@ use crate::broker::{self, Broker};
 use crate::sidecar::{Client, Process, Traffic, free_port};
 use crate::size::sized;
 
-const WAIT: Duration = Duration::from_secs(10);
+pub const WAIT: Duration = Duration::from_secs(10);
 
 /// One test's directory, configuration and topics.
 pub struct Place {
@@ -59,6 +59,10 @@ impl Place {
         Self { dir, config, brokers: brokers.to_owned(), topics }
     }
 
+    pub fn brokers(&self) -> &str {
+        &self.brokers
+    }
+
     pub fn topic(&self, name: &str) -> &str {
         &self.topics[name]
     }
@@ -82,7 +86,7 @@ impl Place {
         text
     }
 
-    fn learn_once(&self) -> Value {
+    pub fn learn_once(&self) -> Value {
         serde_json::from_slice(&self.ok(&["learn", "--once", "--json"]).stdout).unwrap()
     }
 
@@ -90,11 +94,11 @@ impl Place {
         ClientConfig::new().set("bootstrap.servers", &self.brokers).create().unwrap()
     }
 
-    fn producer(&self) -> BaseProducer {
+    pub fn producer(&self) -> BaseProducer {
         ClientConfig::new().set("bootstrap.servers", &self.brokers).create().unwrap()
     }
 
-    fn send(&self, topic: &str, values: &[String]) {
+    pub fn send(&self, topic: &str, values: &[String]) {
         let producer = self.producer();
         for value in values {
             producer.send(BaseRecord::<(), String>::to(self.topic(topic)).payload(value)).unwrap();
@@ -143,22 +147,22 @@ impl Place {
     }
 }
 
-const SMALL: &str =
+pub const SMALL: &str =
     "[learner]\ndim = 3\nmodels = [\"a\", \"b\"]\n[join]\nreorder_ms = 10\n[snapshot]\nevery_ms = 100\n";
 
-fn query(id: &str, ts_ms: i64) -> String {
+pub fn query(id: &str, ts_ms: i64) -> String {
     let propensities = json!({"a": 0.5, "b": 0.5});
     let event =
         json!({"request_id": id, "ts_ms": ts_ms, "query": [1, 2, 3], "model": "a", "propensities": propensities});
     event.to_string()
 }
 
-fn reward(id: &str, ts_ms: i64) -> String {
+pub fn reward(id: &str, ts_ms: i64) -> String {
     json!({"request_id": id, "ts_ms": ts_ms, "reward": 1}).to_string()
 }
 
 /// So many requests with their rewards, from `first` on.
-fn pairs(place: &Place, first: i64, number: i64) {
+pub fn pairs(place: &Place, first: i64, number: i64) {
     let of = |line: fn(&str, i64) -> String, after: i64| -> Vec<String> {
         (first..first + number).map(|i| line(&format!("r{i}"), 1_700_000_000_000 + 10 * i + after)).collect()
     };
@@ -167,7 +171,7 @@ fn pairs(place: &Place, first: i64, number: i64) {
 }
 
 /// A configuration with an address for one process.
-fn config_at(place: &Place, name: &str, port: u16) -> PathBuf {
+pub fn config_at(place: &Place, name: &str, port: u16) -> PathBuf {
     let path = place.dir.path().join(format!("{name}.toml"));
     let text = fs::read_to_string(&place.config).unwrap();
     fs::write(&path, format!("{text}[http]\nlisten = \"127.0.0.1:{port}\"\n")).unwrap();

@@ -14,6 +14,7 @@ mod formats;
 mod gap;
 mod golden;
 mod guard;
+mod hostile;
 mod invariants;
 mod kafka;
 mod kafka_history;

@@ -193,9 +193,10 @@ fn what_may_change_is_taken_over_and_told() {
     // The shorter window holds for the queries that wait already.
     site.configure(&config(&MODELS, "").replace("50000", "1000"));
     assert_eq!(site.learn()["expired"], 0, "time stands still");
-    site.log("2", &traffic(6, &MODELS, 300..301));
+    // Ten requests, two of them without a reward: enough events to move time.
+    site.log("2", &traffic(6, &MODELS, 300..310));
     let end = site.learn();
-    assert_eq!((&end["expired"], &end["pending"]), (&before["pending"], &json!(1)));
+    assert_eq!((&end["expired"], &end["pending"]), (&before["pending"], &json!(2)));
     assert_balanced(&end);
 }
 

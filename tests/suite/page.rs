@@ -204,7 +204,7 @@ fn events_are_told_as_they_are_and_end_when_the_router_stops() {
     assert_eq!(Client::new(port).get("/v1/events").unwrap().0, 401);
     let address = format!("127.0.0.1:{port}");
     let mut stream = std::net::TcpStream::connect(address).unwrap();
-    write!(stream, "GET /v1/events?space=none HTTP/1.1\r\nhost: x\r\nauthorization: Bearer t\r\n\r\n").unwrap();
+    write!(stream, "GET /v1/events?space=none HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer t\r\n\r\n").unwrap();
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(stream)).map(Result::unwrap);
     let data = |line: String| line.strip_prefix("data: ").map(|data| serde_json::from_str::<Value>(data).unwrap());
     assert!(lines.find_map(data).unwrap().is_array(), "the past comes first");

@@ -84,7 +84,7 @@ fn engine_after(name: &str) -> (Engine, usize) {
     let mut dead = 0;
     for (steps, input) in inputs.into_iter().enumerate() {
         let effects = engine.step(input);
-        dead += usize::from(effects.dead_letter.is_some());
+        dead += effects.dead_letters.len();
         let counts = engine.counts();
         assert!(counts.join.balance());
         assert_eq!(counts.queries() + counts.rewards(), steps as u64 + 1);
@@ -195,13 +195,15 @@ fn many_spaces() {
         query(1, "one", json!([1, 0]), "a"),
         query(2, "two", json!([0, 1]), "b"),
         query(3, "wide", json!([0, 1, 1]), "d"),
-        query(4, "three", json!([0, 1]), "b"),
+        query(150, "one", json!([0, 1]), "b"),
+        query(204, "three", json!([0, 1]), "b"),
         query(5, "wide", json!([0, 1]), "d"),
         query(6, "one", json!([0, 1]), "d"),
     ];
     let rewards = [
         json!({"request_id": "r1", "space": "one", "ts_ms": 7, "reward": 1}).to_string(),
         json!({"request_id": "r1", "space": "two", "ts_ms": 8, "reward": 1}).to_string(),
+        json!({"request_id": "r2", "space": "two", "ts_ms": 8, "reward": 0}).to_string(),
         json!({"request_id": "r3", "space": "wide", "ts_ms": 9, "reward": 0.5}).to_string(),
     ];
     let write = |name: &str, lines: &[String]| {
@@ -212,11 +214,12 @@ fn many_spaces() {
     let (queries, rewards) = (write("q.jsonl", &queries), write("r.jsonl", &rewards));
     let found = summary(&replay(directory.path(), &config, &[queries], &[rewards], &["--json"]));
     assert_eq!(found["dead_letters"], 3, "too many spaces, wrong dimension, unknown model: {found}");
-    assert_eq!((&found["joined"], &found["expired"], &found["applied"]), (&json!(2), &json!(1), &json!(3)));
+    assert_eq!((&found["joined"], &found["expired"], &found["applied"]), (&json!(3), &json!(1), &json!(4)));
     assert_eq!(found["orphaned"], 1, "a reward belongs to its own space: {found}");
     assert_eq!(found["spaces"].as_object().unwrap().len(), 3);
     assert_eq!(found["spaces"]["wide"]["mean_reward"], 0.5);
-    assert_eq!(found["spaces"]["two"]["mean_reward"], 0.0, "the default reward");
+    assert_eq!(found["spaces"]["two"]["mean_reward"], 0.0);
+    assert_eq!(found["spaces"]["one"]["mean_reward"], 0.5, "with the default reward");
 }
 
 #[test]

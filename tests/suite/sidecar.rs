@@ -22,16 +22,31 @@ pub struct Process(Child, PathBuf);
 
 impl Process {
     pub fn start(config: &Path, arguments: &[&str]) -> Self {
+        Self::spawn(Command::new(env!("CARGO_BIN_EXE_pointsman")), config, arguments)
+    }
+
+    /// With a hard limit of open descriptors.
+    pub fn start_limited(config: &Path, descriptors: u32, arguments: &[&str]) -> Self {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("ulimit -n {descriptors} && exec \"$0\" \"$@\"")]);
+        shell.arg(env!("CARGO_BIN_EXE_pointsman"));
+        Self::spawn(shell, config, arguments)
+    }
+
+    fn spawn(mut command: Command, config: &Path, arguments: &[&str]) -> Self {
         let log_path = config.with_extension("log");
         let log = fs::File::options().create(true).append(true).open(&log_path).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_pointsman"))
-            .args(arguments)
-            .arg("--config")
-            .arg(config)
-            .stderr(log)
-            .stdout(Stdio::null())
-            .spawn();
+        let child = command.args(arguments).arg("--config").arg(config).stderr(log).stdout(Stdio::null()).spawn();
         Self(child.unwrap(), log_path)
+    }
+
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.1).unwrap()
     }
 
     pub fn signal(&self, name: &str) {
@@ -224,7 +239,7 @@ fn what_is_wrong_is_told_with_its_field() {
     let long = format!("{{\"query\": [1, 2, 3], \"pad\": \"{}\"}}", "x".repeat(2000));
     for (path, body, status, field) in [
         ("/v1/route", "{", 400, None),
-        ("/v1/route", "[1]", 422, Some("")),
+        ("/v1/route", "[1]", 422, Some("body")),
         ("/v1/route", "{}", 422, Some("query")),
         ("/v1/route", r#"{"query": [1, 2, 3]} x"#, 400, None),
         ("/v1/route", r#"{"query": [1, 2]}"#, 422, Some("query")),
@@ -271,11 +286,14 @@ fn too_many_and_too_slow_requests_are_turned_away() {
     client.await_status("/ready", 200);
     // The body that it announces never comes.
     let mut slow = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
-    slow.write_all(b"POST /v1/route HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{").unwrap();
+    slow.write_all(
+        b"POST /v1/route HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
+    )
+    .unwrap();
     let mut answer = [0; 12];
     slow.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"HTTP/1.1 408");
-    let statuses: Vec<u16> = (0..5).filter_map(|_| client.get("/v1/status")).map(|(status, _)| status).collect();
+    let statuses: Vec<u16> = (0..5).map(|_| client.json("/v1/explain", &json!({"query": [1, 2, 3]})).0).collect();
     assert!(statuses.contains(&429), "{statuses:?}");
     drop(slow);
     route.terminate();

@@ -146,7 +146,7 @@ fn what_cannot_work_is_told() {
     client.await_status("/ready", 200);
     let url = format!("http://127.0.0.1:{port}");
     for (arguments, code, expected) in [
-        (&["--to", "https://router"][..], 2, "http://host:port"),
+        (&["--to", "ftp://router"][..], 2, "http://host:port"),
         (&["--to", "router:9464"][..], 2, "http://host:port"),
         (&["--loss", "2"][..], 2, "must be a number from 0 to 1"),
         (&["--rate=-1"][..], 2, "must be a number from 0 to 1000000"),

@@ -371,7 +371,7 @@ fn a_store_does_not_grow() {
         events.sort_by_key(|(side, event)| (event["ts_ms"].as_u64(), *side));
         for (side, event) in events {
             let effects = engine.step(Input::parse(&parser, side, event.to_string().into_bytes(), None));
-            assert_eq!(effects.dead_letter, None);
+            assert_eq!(effects.dead_letters, []);
         }
         let head = LaneHead { engine: engine.head(), ..LaneHead::default() };
         archive.commit("file", &head.seal(), engine.take_changes()).unwrap();

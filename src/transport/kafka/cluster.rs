@@ -14,7 +14,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use thiserror::Error;
 
-use crate::config::KafkaConfig;
+use super::unreadable::Unreadable;
+use crate::config::{KafkaConfig, MASK, OWN_FILES, is_harmless};
 use crate::transport::lock;
 
 /// How long the brokers are waited for in one call.
@@ -74,6 +75,9 @@ pub enum Problem {
         /// Where it begins.
         oldest: u64,
     },
+    /// A batch cannot be read.
+    #[error("{0}")]
+    Unreadable(Unreadable),
     /// A topic is not the one that was read before.
     #[error(
         "topic recreated: {log} was read up to offset {wanted}, but {found}. `learn --accept-gap` reads the new topic \
@@ -280,10 +284,11 @@ impl Cluster {
         // A broker that comes back is noticed soon.
         client.set("client.id", "pointsman").set("reconnect.backoff.max.ms", "1000");
         for (key, value) in config.client.iter() {
-            match key.strip_suffix(".file") {
+            match key.strip_suffix(".file").filter(|_| !OWN_FILES.contains(&key)) {
                 Some(name) => {
-                    let text = std::fs::read_to_string(value)
-                        .map_err(|error| Problem::BadClient(format!("{key} = {value}: {error}")))?;
+                    let text = std::fs::read_to_string(value).map_err(|error| {
+                        Problem::BadClient(format!("cannot read the file that {key} names: {error}"))
+                    })?;
                     client.set(name, text.trim_end_matches(['\n', '\r']));
                 }
                 None => drop(client.set(key, value)),
@@ -329,7 +334,8 @@ impl Cluster {
     /// A client that administers.
     pub fn admin(&self) -> Result<AdminClient<DefaultClientContext>, Problem> {
         let context = DefaultClientContext;
-        AdminClient::from_config_and_context(&self.client, context).map_err(|e| Problem::BadClient(e.to_string()))
+        AdminClient::from_config_and_context(&self.client, context)
+            .map_err(|error| Problem::BadClient(without_secrets(error)))
     }
 
     /// Options of what is administered.
@@ -436,7 +442,18 @@ pub fn make<C, T: FromClientConfigAndContext<C>>(settings: &ClientConfig, contex
 where
     C: ClientContext,
 {
-    T::from_config_and_context(settings, context).map_err(|error| Problem::BadClient(error.to_string()))
+    T::from_config_and_context(settings, context).map_err(|error| Problem::BadClient(without_secrets(error)))
+}
+
+/// What the client says of its settings, without values that may be secret.
+fn without_secrets(error: KafkaError) -> String {
+    match error {
+        KafkaError::ClientConfig(_, problem, key, value) if is_harmless(&key) || value.is_empty() => {
+            format!("{key}: {problem}")
+        }
+        KafkaError::ClientConfig(_, problem, key, value) => format!("{key}: {}", problem.replace(&value, MASK)),
+        other => other.to_string(),
+    }
 }
 
 /// Whether an error lasts: the client mends all others by itself.

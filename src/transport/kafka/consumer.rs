@@ -32,11 +32,12 @@ use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{Offset, TopicPartitionList};
 use serde_json::{Value, json};
 
-use super::cluster::{Cluster, Problem, Trouble, failed, is_lasting, lasting, log_line, make};
+use super::cluster::{CALL, Cluster, Problem, Trouble, failed, is_lasting, lasting, log_line, make};
 use super::homes::Spread;
 use super::positions::{Place, at, parse};
+use super::unreadable::{Probe, Unreadable, is_suspect};
 use crate::engine::{Input, Side};
-use crate::event::Name;
+use crate::event::{Name, excerpt};
 use crate::merge::{MergeState, Origin, Read, Source, Sourced};
 use crate::transport::{Log, lock};
 use crate::wire::events::{Bad, Parser};
@@ -54,9 +55,20 @@ const AHEAD: [(&str, &str); 3] = [
     ("fetch.queue.backoff.ms", "20"),
 ];
 
+/// Bytes that are kept of what comes with an event: anyone can write into a topic, and all of it waits in memory.
+const KEY_BYTES_MAX: usize = 1024;
+const TRACEPARENT_BYTES_MAX: usize = 128;
+const CONTENT_TYPE_BYTES_MAX: usize = 80;
+
 /// For so long after it was paused the client's word for how far it read a partition is not taken, unless a message has
 /// come since.
 const UNSURE: Duration = Duration::from_secs(5);
+
+/// After every so many errors that may be those of a batch that cannot be read, the batch is looked for.
+const SUSPECTS: u64 = 3;
+
+/// How often the ends of partitions that have stopped are asked for.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// How often the client tells how far it is.
 const STATISTICS_MS: u64 = 250;
@@ -145,8 +157,10 @@ struct QueueState {
     bytes: usize,
     /// The offset of the next message.
     next: u64,
-    /// Messages that are not read yet, as far as is known.
-    lag: Option<u64>,
+    /// Where the partition ends, as far as is known.
+    end: Option<u64>,
+    /// The batch at which reading has stopped.
+    unreadable: Option<Unreadable>,
     /// The client said that there is nothing more; true once that is sure.
     ending: bool,
     /// Since when there is nothing more.
@@ -204,7 +218,7 @@ impl ClientContext for Watch {
                 continue;
             }
             let mut state = lock(&queue.state);
-            state.lag = Some(end.unsigned_abs().saturating_sub(state.next));
+            state.end = Some(end.unsigned_abs());
             state.ending = next >= end && state.ended.is_none() && state.is_sure();
             if state.next >= end.unsigned_abs() {
                 state.end();
@@ -384,14 +398,15 @@ impl QueueState {
 }
 
 impl Reader {
-    /// Reads these partitions on; returns them, too, to be merged. Where each space has a partition of its own,
-    /// `partitions` says of how many.
+    /// Reads these partitions on; returns them, too, to be merged. Where each space has a partition of its own, `spread`
+    /// says which. With `accept_gap` a batch that cannot be read becomes one bad event, else its partition stops there.
     pub fn start(
         cluster: &Cluster,
         parser: Arc<Parser>,
         places: &[Place],
         membership: &Membership,
         spread: Option<Spread>,
+        accept_gap: bool,
         ending: impl Fn(usize) -> Ending,
     ) -> Result<(Arc<Self>, Logs), Problem> {
         let topics = &cluster.config.topics;
@@ -445,6 +460,10 @@ impl Reader {
             paused: BTreeSet::new(),
             spread,
             subscribed,
+            cluster: cluster.clone(),
+            accept_gap,
+            suspects: 0,
+            looked: Instant::now(),
         };
         if polling.subscribed.is_empty() {
             let mut assignment = TopicPartitionList::new();
@@ -521,13 +540,26 @@ impl Reader {
         self.shared.rebalances.load(Ordering::Relaxed)
     }
 
-    /// Messages of each partition that are not read yet: topic, partition, number.
-    pub fn lags(&self) -> Vec<(String, i32, u64)> {
+    /// Messages of each partition that are not learned from yet, whether they are read or not: topic, partition, number.
+    /// `floors` has the offsets before which all is learned.
+    pub fn lags(&self, floors: &BTreeMap<(&str, i32), u64>) -> Vec<(String, i32, u64)> {
         let partitions = lock(&self.shared.partitions);
         let lag = |((side, partition), queue): (&(Side, i32), &Arc<Queue>)| {
-            Some((self.shared.topic(*side).to_owned(), *partition, lock(&queue.state).lag?))
+            let topic = self.shared.topic(*side);
+            let state = lock(&queue.state);
+            let floor = floors.get(&(topic, *partition)).copied().unwrap_or(state.next);
+            // What follows the last message of an ended partition are marks of transactions.
+            let all_done = state.ended.is_some() && floor >= state.next;
+            let lag = if all_done { 0 } else { state.end?.saturating_sub(floor) };
+            Some((topic.to_owned(), *partition, lag))
         };
         partitions.iter().filter_map(lag).collect()
+    }
+
+    /// Batches at which reading has stopped.
+    pub fn unreadable(&self) -> Vec<Unreadable> {
+        let partitions = lock(&self.shared.partitions);
+        partitions.values().filter_map(|queue| lock(&queue.state).unreadable.clone()).collect()
     }
 }
 
@@ -551,6 +583,13 @@ struct Polling {
     spread: Option<Spread>,
     /// What the group is asked for; nothing: there is no group.
     subscribed: Vec<String>,
+    cluster: Cluster,
+    /// Whether batches that cannot be read are skipped.
+    accept_gap: bool,
+    /// Errors so far that may be those of a batch that cannot be read.
+    suspects: u64,
+    /// When the ends of partitions that have stopped were last asked for.
+    looked: Instant,
 }
 
 impl Polling {
@@ -567,6 +606,10 @@ impl Polling {
             }
             if !self.paused.is_empty() {
                 self.resume();
+            }
+            if self.looked.elapsed() >= LOOK_EVERY {
+                self.look_at_stopped();
+                self.looked = Instant::now();
             }
             if self.shared.rejoin.swap(false, Ordering::Relaxed) {
                 self.consumer.unsubscribe();
@@ -617,7 +660,10 @@ impl Polling {
     fn read(&self, side: Side, message: &BorrowedMessage<'_>) -> Input {
         let bytes = message.payload().unwrap_or_default().to_vec();
         let input = match other_type(message) {
-            Some(kind) => return Input::bad(side, bytes, Bad::ContentType(kind)),
+            Some(kind) => {
+                let kind = excerpt(&kind, CONTENT_TYPE_BYTES_MAX).into_owned();
+                return Input::bad(side, bytes, Bad::ContentType(kind));
+            }
             None => Input::parse(&self.parser, side, bytes, message.timestamp().to_millis()),
         };
         let belongs = |space: &Name, id: &str| Some(self.spread.as_ref()?.partition(space, id));
@@ -630,12 +676,85 @@ impl Polling {
         }
     }
 
-    fn trouble(&self, error: &KafkaError) {
+    fn trouble(&mut self, error: &KafkaError) {
         if is_lasting(error) {
             self.shared.fail(lasting("reading the topics", error));
-        } else {
-            self.shared.trouble.note(error, "while reading");
+            return;
         }
+        self.shared.trouble.note(error, "while reading");
+        if is_suspect(error) {
+            self.suspects += 1;
+            if self.suspects.is_multiple_of(SUSPECTS)
+                && let Err(problem) = self.find_unreadable()
+            {
+                // The error comes again, and so does this.
+                tracing::warn!("a batch cannot be read, and not be found: {problem}");
+            }
+        }
+    }
+
+    /// Finds the batch that cannot be read. Its partition stops there, or goes on after it.
+    fn find_unreadable(&mut self) -> Result<(), Problem> {
+        let (mut asked, mut stopped) = (Vec::new(), Vec::new());
+        for (&(side, partition), queue) in lock(&self.shared.partitions).iter() {
+            let state = lock(&queue.state);
+            match (&state.unreadable, state.paused) {
+                (_, true) => {}
+                (None, false) => asked.push((self.shared.topic(side).to_owned(), partition, state.next)),
+                // It was assigned anew since.
+                (Some(_), false) => stopped.push((side, partition)),
+            }
+        }
+        stopped.into_iter().for_each(|key| self.set_paused(key, true));
+        let probe = Probe::new(&self.cluster)?;
+        let Some(batch) = probe.find(&asked)? else { return Ok(()) };
+        let side = if batch.topic == self.shared.topics[0] { Side::Query } else { Side::Reward };
+        let key = (side, batch.partition);
+        let Some(queue) = lock(&self.shared.partitions).get(&key).cloned() else { return Ok(()) };
+        if self.accept_gap {
+            let (_, high) = self.cluster.watermarks(&batch.topic, batch.partition)?;
+            let end = probe.end_of(&batch, high)?;
+            return self.skip(&queue, side, batch, end);
+        }
+        tracing::error!(topic = batch.topic, partition = batch.partition, offset = batch.offset, "{batch}");
+        lock(&queue.state).unreadable = Some(batch);
+        self.set_paused(key, true);
+        self.shared.tell();
+        Ok(())
+    }
+
+    /// Asks where partitions end that have stopped: they are paused, and the client does not say it.
+    fn look_at_stopped(&self) {
+        let queues = lock(&self.shared.partitions).clone();
+        for ((side, partition), queue) in queues {
+            if lock(&queue.state).unreadable.is_some()
+                && let Ok((_, high)) = self.consumer.fetch_watermarks(self.shared.topic(side), partition, LOOK_EVERY)
+            {
+                lock(&queue.state).end = Some(high.max(0).unsigned_abs());
+            }
+        }
+    }
+
+    /// Goes on after a batch. In its place comes a bad event, which is recorded like any other.
+    fn skip(&self, queue: &Queue, side: Side, batch: Unreadable, end: u64) -> Result<(), Problem> {
+        let Unreadable { topic, partition, offset, problem, .. } = batch;
+        let mut state = lock(&queue.state);
+        if state.next != offset {
+            return Ok(());
+        }
+        tracing::warn!(topic, partition, from = offset, to = end, "a gap is accepted: {problem}");
+        let gap = Bad::Gap { from: offset, to: end, problem };
+        let input = Input::bad(side, Vec::new(), gap);
+        state.events.push_back(Sourced { input, start: offset, end, line: 0, origin: None });
+        (state.next, state.ending, state.ended) = (end, false, None);
+        drop(state);
+        self.shared.tell();
+        let next = Offset::Offset(end as i64);
+        // Where it fails the partition is not ours now: when it is assigned again, it resumes from there.
+        if let Err(error) = self.consumer.seek(&topic, partition, next, CALL) {
+            tracing::debug!(%error, topic, partition, "a partition could not be moved");
+        }
+        Ok(())
     }
 
     fn settle_ends(&self) {
@@ -679,9 +798,11 @@ fn header<'a>(message: &'a BorrowedMessage<'_>, name: &str) -> Option<&'a [u8]> 
 }
 
 fn origin(message: &BorrowedMessage<'_>) -> Option<Box<Origin>> {
-    let traceparent = header(message, "traceparent").map(|value| String::from_utf8_lossy(value).into_owned());
-    let key = message.key().map(<[u8]>::to_vec);
-    (key.is_some() || traceparent.is_some()).then(|| Box::new(Origin { key, traceparent }))
+    let text = |value| excerpt(&String::from_utf8_lossy(value), TRACEPARENT_BYTES_MAX).into_owned();
+    let traceparent = header(message, "traceparent").map(text);
+    let key_bytes = message.key().map_or(0, <[u8]>::len);
+    let key = message.key().map(|key| key[..key_bytes.min(KEY_BYTES_MAX)].to_vec());
+    (key.is_some() || traceparent.is_some()).then(|| Box::new(Origin { key, key_bytes, traceparent }))
 }
 
 /// What a message says that it is, if that is not JSON.
@@ -714,6 +835,12 @@ impl Source for Partition {
             if self.taken.is_empty() {
                 if let Some(problem) = lock(&self.shared.problem).clone() {
                     return Err(io::Error::other(problem));
+                }
+                // Who follows the partition waits for somebody to decide; the others cannot come to their end.
+                if let (Some(batch), Ending::Until(offset)) = (&state.unreadable, self.ending)
+                    && state.next < offset
+                {
+                    return Err(io::Error::other(Problem::Unreadable(batch.clone())));
                 }
                 return Ok(match self.ending {
                     Ending::Until(offset) if state.next >= offset || state.ended.is_some() => Read::End,

@@ -12,6 +12,7 @@
 //! | `params` | the parameters topic, read to its end and on |
 //! | `transaction` | messages that count together, and only while nobody else has taken over |
 //! | `state` | the snapshots topic: the state of lanes that move |
+//! | `unreadable` | batches that the client cannot read |
 //! | `standby` | copies of lanes that others have |
 
 pub mod cluster;
@@ -26,3 +27,4 @@ pub mod standby;
 pub mod state;
 pub mod topics;
 pub mod transaction;
+pub mod unreadable;

@@ -1,5 +1,6 @@
 //! Parameters and dead letters as messages. They count when the brokers have them.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -16,26 +17,70 @@ use crate::event::Name;
 use crate::failpoint;
 use crate::merge::MergeState;
 use crate::transport::{Letter, Outlet, lock, now_ms};
+use crate::wire::events::Bad;
 
 /// Where results go.
 pub struct KafkaOutlet {
     producer: BaseProducer<Deliveries>,
-    deliveries: Arc<Undelivered>,
+    undelivered: Arc<Undelivered>,
     cluster: Cluster,
-    /// The largest event that a dead letter may carry.
-    letter_bytes_max: usize,
+    limits: LetterLimits,
     /// Who reads in a group, where one does.
     reader: Arc<OnceLock<Arc<Reader>>>,
 }
 
-/// Messages that could not be delivered: how many, and why not the last.
+/// What a dead letter may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LetterLimits {
+    /// Bytes of the event.
+    pub value_bytes: usize,
+    /// Bytes of the message, all of it.
+    pub message_bytes: usize,
+}
+
+impl LetterLimits {
+    /// The largest batch of letters: brokers apply the limit of a message to its whole batch.
+    pub fn batch_bytes(&self) -> usize {
+        // More is not the client's default.
+        self.message_bytes.saturating_sub(FRAME_BYTES).clamp(1, 1_000_000)
+    }
+}
+
+/// Messages that could not be delivered.
 #[derive(Default)]
-pub(super) struct Undelivered(Mutex<(usize, String)>);
+pub(super) struct Undelivered(Mutex<Failures>);
+
+/// What is known of messages that could not be delivered.
+#[derive(Default)]
+pub(super) struct Failures {
+    /// How many were not delivered for a reason other than their size.
+    pub number: usize,
+    /// That reason, of the last.
+    pub problem: String,
+    /// The numbers of those that are too large.
+    pub too_large: BTreeSet<usize>,
+}
 
 impl Undelivered {
     /// What is known so far, which is then forgotten.
-    pub(super) fn take(&self) -> (usize, String) {
+    pub(super) fn take(&self) -> Failures {
         std::mem::take(&mut *lock(&self.0))
+    }
+
+    /// Whether a message could not be delivered.
+    pub(super) fn any(&self) -> bool {
+        let failures = lock(&self.0);
+        failures.number > 0 || !failures.too_large.is_empty()
+    }
+
+    fn note(&self, number: usize, error: &KafkaError) {
+        let mut failures = lock(&self.0);
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::MessageSizeTooLarge) {
+            failures.too_large.insert(number);
+        } else {
+            failures.number += 1;
+        }
+        failures.problem = error.to_string();
     }
 }
 
@@ -57,7 +102,27 @@ pub struct Outgoing {
     pub value: Option<Vec<u8>>,
     /// Its headers.
     pub headers: Vec<(&'static str, String)>,
+    /// What becomes of it if the brokers take no message of its size.
+    pub if_too_large: IfTooLarge,
 }
+
+/// What becomes of a message that the brokers reject for its size.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum IfTooLarge {
+    /// It fails.
+    #[default]
+    Fail,
+    /// A message of this key alone goes in its place.
+    SendKey(String),
+    /// It is dropped, and that is logged.
+    Drop,
+}
+
+/// What a message takes besides key, value and headers: its frame and that of its batch.
+const FRAME_BYTES: usize = 256;
+
+/// What a header takes besides name and value.
+const HEADER_BYTES: usize = 10;
 
 impl Outgoing {
     /// Parameters of a space.
@@ -68,37 +133,73 @@ impl Outgoing {
             key: space.as_str().as_bytes().to_vec(),
             value: Some(bytes.to_vec()),
             headers: vec![("content-type", PARAMS_TYPE.to_owned())],
+            if_too_large: IfTooLarge::Fail,
         }
     }
 
-    /// A bad event, of which at most so many bytes are kept.
-    pub fn dead_letter(cluster: &Cluster, letter: &Letter, bytes_max: usize) -> Self {
+    /// A bad event. Each part is bounded, and so is their sum: what does not fit is cut off the event, and headers say so.
+    pub fn dead_letter(cluster: &Cluster, letter: &Letter, limits: LetterLimits) -> Self {
+        let detail = letter.detail();
         let Letter { letter, place, origin, time_ms } = letter;
+        let of_place = |field: &str| place[field].as_str().map_or_else(|| place[field].to_string(), str::to_owned);
         let mut headers = vec![
             ("reason", letter.bad.reason().to_owned()),
-            ("detail", letter.bad.to_string()),
+            ("detail", detail),
             ("time_ms", time_ms.to_string()),
+            ("source", of_place("source")),
+            ("partition", of_place("partition")),
+            ("offset", of_place("offset")),
         ];
-        for field in ["source", "partition", "offset"] {
-            let text = place[field].as_str().map_or_else(|| place[field].to_string(), str::to_owned);
-            headers.push((field, text));
-        }
-        let kept = &letter.bytes[..letter.bytes.len().min(bytes_max)];
-        if kept.len() < letter.bytes.len() {
-            headers.push(("cut_from_bytes", letter.bytes.len().to_string()));
+        if let Bad::Gap { from, to, .. } = &letter.bad {
+            headers.extend([("from", from.to_string()), ("to", to.to_string())]);
         }
         let origin = origin.as_deref().cloned().unwrap_or_default();
         headers.extend(origin.traceparent.map(|traceparent| ("traceparent", traceparent)));
+        let key = origin.key.unwrap_or_default();
+        if key.len() < origin.key_bytes {
+            headers.push(("key_cut_from_bytes", origin.key_bytes.to_string()));
+        }
+        let place = format!("{}/{}/{}", of_place("source"), of_place("partition"), of_place("offset"));
         let topic = cluster.config.topics.dead_letters.clone();
-        Self { topic, partition: None, key: origin.key.unwrap_or_default(), value: Some(kept.to_vec()), headers }
+        let if_too_large = IfTooLarge::SendKey(place);
+        let mut message = Self { topic, partition: None, key, value: None, headers, if_too_large };
+        let cut_from = ("cut_from_bytes", letter.bytes.len().to_string());
+        let around = message.bytes() + header_bytes(&cut_from);
+        let most = limits.value_bytes.min(limits.message_bytes.saturating_sub(around));
+        let kept = &letter.bytes[..letter.bytes.len().min(most)];
+        if kept.len() < letter.bytes.len() {
+            message.headers.push(cut_from);
+        }
+        message.value = Some(kept.to_vec());
+        message
     }
 
-    /// Hands it to a producer; waits while that has too many.
-    pub(super) fn send(&self, producer: &BaseProducer<Deliveries>) -> Result<(), KafkaError> {
+    /// Bytes that it takes at most, if it is not compressed.
+    fn bytes(&self) -> usize {
+        let value = self.value.as_ref().map_or(0, Vec::len);
+        FRAME_BYTES + self.key.len() + value + self.headers.iter().map(header_bytes).sum::<usize>()
+    }
+
+    /// What goes in its place if it is too large; none if nothing can.
+    fn shrink(self) -> Option<Self> {
+        let Self { topic, partition, key, if_too_large, .. } = self;
+        if let IfTooLarge::SendKey(place) = if_too_large {
+            tracing::warn!(topic, place, "a dead letter is too large for its topic: it is sent without its event");
+            let (key, if_too_large) = (place.into_bytes(), IfTooLarge::Drop);
+            return Some(Self { topic, partition, key, value: None, headers: Vec::new(), if_too_large });
+        }
+        let place = String::from_utf8_lossy(&key).into_owned();
+        tracing::error!(topic, place, "a dead letter is too large for its topic and is lost: raise max.message.bytes");
+        None
+    }
+
+    /// Hands it to a producer under a number; waits while the producer has too many.
+    pub(super) fn send(&self, producer: &BaseProducer<Deliveries>, number: usize) -> Result<(), KafkaError> {
         let headers = self.headers.iter();
         let headers =
             headers.fold(OwnedHeaders::new(), |all, (key, value)| all.insert(Header { key, value: Some(value) }));
-        let mut record = BaseRecord::<[u8], [u8]>::to(&self.topic).key(&self.key[..]).headers(headers);
+        let mut record = BaseRecord::<[u8], [u8], usize>::with_opaque_to(&self.topic, number).key(&self.key[..]);
+        record.headers = Some(headers);
         (record.partition, record.payload) = (self.partition, self.value.as_deref());
         loop {
             match producer.send(record) {
@@ -107,10 +208,41 @@ impl Outgoing {
                     producer.poll(Duration::from_millis(100));
                     record = back;
                 }
+                // The client's own limit; it is reported as the brokers' is.
+                Err((error @ KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge), _)) => {
+                    producer.context().undelivered.note(number, &error);
+                    return Ok(());
+                }
                 Err((error, _)) => return Err(error),
             }
         }
     }
+}
+
+fn header_bytes((name, value): &(&str, String)) -> usize {
+    name.len() + value.len() + HEADER_BYTES
+}
+
+/// The numbers of dead letters that are as large as the smallest one that is too large.
+pub(super) fn as_large(messages: &[Outgoing], too_large: &BTreeSet<usize>) -> Vec<usize> {
+    let smallest = too_large.iter().filter_map(|number| messages.get(*number)).map(Outgoing::bytes).min();
+    let is_letter = |message: &Outgoing| message.if_too_large != IfTooLarge::Fail;
+    let as_large = |message: &Outgoing| smallest.is_some_and(|bytes| message.bytes() >= bytes);
+    let numbered = messages.iter().enumerate().filter(|(_, message)| is_letter(message) && as_large(message));
+    numbered.map(|(number, _)| number).collect()
+}
+
+/// What goes in the place of messages of which some are too large; none if one of these must not fail.
+pub(super) fn shrink(messages: Vec<Outgoing>, too_large: &BTreeSet<usize>) -> Option<Vec<Outgoing>> {
+    let mut shrunk = Vec::with_capacity(messages.len());
+    for (number, message) in messages.into_iter().enumerate() {
+        match (too_large.contains(&number), &message.if_too_large) {
+            (false, _) => shrunk.push(message),
+            (true, IfTooLarge::Fail) => return None,
+            (true, _) => shrunk.extend(message.shrink()),
+        }
+    }
+    Some(shrunk)
 }
 
 impl ClientContext for Deliveries {
@@ -124,34 +256,26 @@ impl ClientContext for Deliveries {
 }
 
 impl ProducerContext for Deliveries {
-    type DeliveryOpaque = ();
+    type DeliveryOpaque = usize;
 
-    fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
+    fn delivery(&self, result: &DeliveryResult<'_>, number: usize) {
         if let Err((error, _)) = result {
-            let mut undelivered = lock(&self.undelivered.0);
-            undelivered.0 += 1;
-            undelivered.1 = error.to_string();
+            self.undelivered.note(number, error);
         }
     }
 }
 
 impl KafkaOutlet {
     /// An outlet whose messages may take so many bytes.
-    pub fn new(cluster: &Cluster, message_bytes: usize, letter_bytes_max: usize) -> Result<Self, Problem> {
+    pub fn new(cluster: &Cluster, message_bytes: usize, limits: LetterLimits) -> Result<Self, Problem> {
         let undelivered = Arc::new(Undelivered::default());
         let mut settings = cluster.producer();
         // What the topics take is checked at the start; the client's own limit is not to be in the way.
-        let most = message_bytes.max(letter_bytes_max + (64 << 10)).clamp(1_000_000, 1_000_000_000);
-        settings.set("message.max.bytes", most.to_string());
+        let most = message_bytes.max(limits.value_bytes + (64 << 10)).clamp(1_000_000, 1_000_000_000);
+        settings.set("message.max.bytes", most.to_string()).set("batch.size", limits.batch_bytes().to_string());
         let context = Deliveries { undelivered: undelivered.clone(), trouble: cluster.trouble.clone() };
         let producer = make(&settings, context)?;
-        Ok(Self {
-            producer,
-            deliveries: undelivered,
-            cluster: cluster.clone(),
-            letter_bytes_max,
-            reader: Arc::default(),
-        })
+        Ok(Self { producer, undelivered, cluster: cluster.clone(), limits, reader: Arc::default() })
     }
 
     /// The same, which also tells the group of a reader, once there is one, how far all is done.
@@ -162,6 +286,7 @@ impl KafkaOutlet {
     /// Writes down that messages will never be read.
     pub fn note_gaps(&mut self, gaps: &[Gap]) -> Result<(), Problem> {
         let topic = self.cluster.config.topics.dead_letters.clone();
+        let mut messages = Vec::new();
         for Gap { log, offsets, problem } in gaps {
             tracing::warn!(log, from = offsets.0, to = offsets.1, "a gap is accepted: {problem}");
             let headers = vec![
@@ -173,24 +298,32 @@ impl KafkaOutlet {
                 ("time_ms", now_ms().to_string()),
             ];
             let (key, value) = (log.as_bytes().to_vec(), Some(Vec::new()));
-            self.send(&Outgoing { topic: topic.clone(), partition: None, key, value, headers })?;
+            let if_too_large = IfTooLarge::SendKey(format!("{log}/{}", offsets.0));
+            messages.push(Outgoing { topic: topic.clone(), partition: None, key, value, headers, if_too_large });
         }
-        self.settle(&topic)
+        self.deliver(&topic, messages)
     }
 
-    fn send(&self, message: &Outgoing) -> Result<(), Problem> {
-        message.send(&self.producer).map_err(|error| failed(format!("sending to {}", message.topic), &error))
-    }
-
-    /// Waits until all is delivered.
-    fn settle(&self, topic: &str) -> Result<(), Problem> {
-        // Each message has its own time limit, after which it is told as undelivered.
-        while self.producer.in_flight_count() > 0 {
-            self.producer.poll(Duration::from_millis(100));
-        }
-        let (number, problem) = self.deliveries.take();
-        if number > 0 {
-            return Err(Problem::NotDelivered { topic: topic.to_owned(), number, problem });
+    /// Returns when the brokers have all messages, or smaller ones in the place of those that are too large.
+    fn deliver(&self, topic: &str, mut messages: Vec<Outgoing>) -> Result<(), Problem> {
+        while !messages.is_empty() {
+            for (number, message) in messages.iter().enumerate() {
+                message.send(&self.producer, number).map_err(|error| failed(format!("sending to {topic}"), &error))?;
+            }
+            // Each message has its own time limit, after which it is reported as undelivered.
+            while self.producer.in_flight_count() > 0 {
+                self.producer.poll(Duration::from_millis(100));
+            }
+            let Failures { number, problem, too_large } = self.undelivered.take();
+            let not_delivered =
+                |number: usize| Problem::NotDelivered { topic: topic.to_owned(), number, problem: problem.clone() };
+            if number > 0 {
+                return Err(not_delivered(number + too_large.len()));
+            }
+            let rejected = messages.into_iter().enumerate().filter(|(number, _)| too_large.contains(number));
+            let rejected: Vec<Outgoing> = rejected.map(|(_, message)| message).collect();
+            let all = (0..rejected.len()).collect();
+            messages = shrink(rejected, &all).ok_or_else(|| not_delivered(too_large.len()))?;
         }
         Ok(())
     }
@@ -198,14 +331,8 @@ impl KafkaOutlet {
 
 impl Outlet for KafkaOutlet {
     fn dead_letters(&mut self, letters: &[Letter]) -> anyhow::Result<()> {
-        if letters.is_empty() {
-            return Ok(());
-        }
-        let topic = &self.cluster.config.topics.dead_letters;
-        for letter in letters {
-            self.send(&Outgoing::dead_letter(&self.cluster, letter, self.letter_bytes_max))?;
-        }
-        Ok(self.settle(topic)?)
+        let letters = letters.iter().map(|letter| Outgoing::dead_letter(&self.cluster, letter, self.limits)).collect();
+        Ok(self.deliver(&self.cluster.config.topics.dead_letters, letters)?)
     }
 
     fn publishes(&self) -> bool {
@@ -214,11 +341,8 @@ impl Outlet for KafkaOutlet {
 
     fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> anyhow::Result<()> {
         failpoint::reach("before-publish");
-        let topic = &self.cluster.config.topics.params;
-        for (space, bytes) in params {
-            self.send(&Outgoing::params(&self.cluster, space, bytes))?;
-        }
-        self.settle(topic)?;
+        let params = params.iter().map(|(space, bytes)| Outgoing::params(&self.cluster, space, bytes)).collect();
+        self.deliver(&self.cluster.config.topics.params, params)?;
         failpoint::reach("after-publish");
         Ok(())
     }
@@ -232,3 +356,55 @@ impl Outlet for KafkaOutlet {
 
 /// What parameters are, as a header says it.
 const PARAMS_TYPE: &str = "application/x-safetensors";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::dead_letters::Recording;
+    use crate::engine::{DeadLetter, Side};
+    use crate::merge::Origin;
+
+    fn letter(bytes: usize, key: usize, problem: usize) -> Letter {
+        let bad = Bad::NotJson("ä".repeat(problem));
+        let (side, recording) = (Side::Query, Recording::Recorded);
+        let letter = DeadLetter { side, bytes: vec![b'x'; bytes], bad, recording, place: None };
+        let origin = Origin { key: Some(vec![b'k'; key]), key_bytes: 2 * key, traceparent: Some("t".repeat(100)) };
+        let place = json!({"source": "queries", "partition": 1, "offset": 7});
+        Letter { letter, place, origin: Some(Box::new(origin)), time_ms: 5 }
+    }
+
+    #[test]
+    fn letters_fit_into_their_topic() {
+        let cluster = Cluster::new(&Config::default().transport.kafka).unwrap();
+        for message_bytes in [4096, 10_000, 1_048_588] {
+            let limits = LetterLimits { value_bytes: 1 << 20, message_bytes };
+            for (bytes, key, problem) in [(10, 5, 3), (4000, 1024, 300), (1 << 20, 1024, 500_000), (1 << 21, 0, 0)] {
+                let message = Outgoing::dead_letter(&cluster, &letter(bytes, key, problem), limits);
+                assert!(message.bytes() <= message_bytes, "{bytes} {key} {problem}: {}", message.bytes());
+                let has = |name: &str| message.headers.iter().any(|header| header.0 == name);
+                assert_eq!(has("cut_from_bytes"), message.value.as_ref().unwrap().len() < bytes);
+                assert_eq!(has("key_cut_from_bytes"), key > 0);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_shrinks_twice_and_is_then_dropped() {
+        let cluster = Cluster::new(&Config::default().transport.kafka).unwrap();
+        let limits = LetterLimits { value_bytes: 1 << 20, message_bytes: 1 << 20 };
+        let sized = |bytes| Outgoing::dead_letter(&cluster, &letter(bytes, 3, 3), limits);
+        let messages = vec![sized(10), sized(500), sized(400)];
+        let all = as_large(&messages, &BTreeSet::from([2]));
+        assert_eq!(all, [1, 2], "what was not tried is as large");
+        let messages = shrink(messages, &BTreeSet::from_iter(all)).unwrap();
+        assert!(messages[0].value.is_some() && messages[1].value.is_none() && messages[1].headers.is_empty());
+        assert_eq!(messages[1].key, b"queries/1/7");
+        let messages = shrink(messages, &BTreeSet::from([1, 2])).unwrap();
+        assert_eq!(messages.len(), 1);
+        let params = Outgoing::params(&cluster, &Name::default_space(), b"...");
+        assert!(shrink(vec![params], &BTreeSet::from([0])).is_none(), "parameters must not be dropped");
+    }
+}

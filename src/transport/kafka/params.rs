@@ -49,24 +49,18 @@ impl ParamsTopic {
         self.behind.is_empty()
     }
 
-    /// The next parameters, if some come within `timeout`. What cannot be used is told and left.
-    pub fn poll(&mut self, timeout: Duration) -> Option<Params> {
+    /// The next message with a value, if one comes within `timeout`: its place and its bytes.
+    pub fn poll(&mut self, timeout: Duration) -> Option<(String, Vec<u8>)> {
         match self.consumer.poll(timeout)? {
             Ok(message) => {
                 let next = message.offset().max(0).unsigned_abs() + 1;
                 if self.behind.get(&message.partition()).is_some_and(|end| next >= *end) {
                     self.behind.remove(&message.partition());
                 }
-                // A space that was deleted from the topic: who routes goes on.
+                // A tombstone deletes the space from the topic. Routers keep what they have.
                 let value = message.payload()?;
-                match decode(value) {
-                    Ok(params) => Some(params),
-                    Err(error) => {
-                        let (topic, partition, offset) = (&self.topic, message.partition(), message.offset());
-                        tracing::error!(topic, partition, offset, "parameters cannot be used: {error}");
-                        None
-                    }
-                }
+                let place = format!("{}/{} at offset {}", self.topic, message.partition(), message.offset());
+                Some((place, value.to_vec()))
             }
             Err(KafkaError::PartitionEOF(partition)) => {
                 self.behind.remove(&partition);
@@ -86,11 +80,14 @@ impl ParamsTopic {
         let mut left = self.behind.len();
         let stamp = |params: &Params| (params.epoch, params.version, params.revision);
         while !self.caught_up() {
-            if let Some(params) = self.poll(Duration::from_millis(200)) {
+            if let Some((place, value)) = self.poll(Duration::from_millis(200)) {
                 moved = Instant::now();
-                let known = newest.get(&params.space);
-                if known.is_none_or(|known| stamp(&params) > stamp(known)) {
-                    newest.insert(params.space.clone(), params);
+                match decode(&value) {
+                    Ok(params) if newest.get(&params.space).is_none_or(|known| stamp(&params) > stamp(known)) => {
+                        newest.insert(params.space.clone(), params);
+                    }
+                    Ok(_) => {}
+                    Err(error) => tracing::warn!(place, "published parameters are bad and ignored: {error}"),
                 }
             }
             if self.behind.len() < left {

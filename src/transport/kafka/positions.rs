@@ -121,7 +121,7 @@ pub fn unread(cluster: &Cluster, topic: &str, partition: i32, position: &Positio
         match consumer.poll(step) {
             Some(Ok(message)) => {
                 let offset = message.offset().max(0).unsigned_abs();
-                if !position.ahead.contains(&offset) {
+                if !position.is_done(offset) {
                     return Ok(Some(offset));
                 }
             }

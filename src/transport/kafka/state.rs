@@ -24,7 +24,7 @@ use rdkafka::message::Message;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use super::cluster::{CALL, Cluster, Plain, Problem, failed, make};
-use super::outlet::Outgoing;
+use super::outlet::{IfTooLarge, Outgoing};
 use crate::snapshot::SharedHead;
 use crate::store::archive::{self, Archive};
 use crate::store::{Batch, SnapshotStore, StoreError};
@@ -111,7 +111,14 @@ impl SnapshotStore for Mirror {
 }
 
 fn message(topic: &str, partition: i32, key: &[u8], value: Option<Vec<u8>>) -> Outgoing {
-    Outgoing { topic: topic.to_owned(), partition: Some(partition), key: key.to_vec(), value, headers: Vec::new() }
+    Outgoing {
+        topic: topic.to_owned(),
+        partition: Some(partition),
+        key: key.to_vec(),
+        value,
+        headers: Vec::new(),
+        if_too_large: IfTooLarge::Fail,
+    }
 }
 
 /// Takes a message of a partition into what is known of it.

@@ -6,6 +6,7 @@ use rdkafka::admin::{NewTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicR
 use rdkafka::error::RDKafkaErrorCode;
 
 use super::cluster::{Cluster, Problem, failed};
+use super::outlet::LetterLimits;
 use super::state::VALUE_BYTES_MAX;
 use crate::config::{Lanes, Method, Settings, Spec};
 use crate::event::Name;
@@ -246,6 +247,13 @@ pub async fn check_params(cluster: &Cluster, settings: &Settings) -> Result<usiz
     let around = bytes - spec.models.len() * rank(spec) * model_bytes(spec);
     let rank = most.saturating_sub(around) / (spec.models.len() * model_bytes(spec)).max(1);
     Err(Problem::OversizedParams { space: space.to_string(), bytes, most, topic: topic.clone(), rank })
+}
+
+/// What dead letters may take. Where the topic does not say, what brokers allow by default.
+pub async fn letter_limits(cluster: &Cluster, settings: &Settings) -> LetterLimits {
+    let found = settings_of(cluster, &cluster.config.topics.dead_letters).await;
+    let message_bytes = found.map_or(DEFAULT_MESSAGE_BYTES, |found| message_bytes(&found));
+    LetterLimits { value_bytes: settings.events.bytes_max, message_bytes }
 }
 
 /// Whether lanes can move: their states have a place, and what a lane that is taken over reads again is still there.

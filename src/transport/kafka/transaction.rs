@@ -3,6 +3,7 @@
 //! Each lane has a name of its own among the brokers' transactions. Whoever begins under that name ends what another had
 //! begun and shuts that one out: what it still sends is refused, which is told here as [`Problem::Fenced`].
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseProducer, Producer};
 
 use super::cluster::{CALL, Cluster, Problem, failed, make};
-use super::outlet::{Deliveries, Outgoing, Undelivered};
+use super::outlet::{Deliveries, Failures, LetterLimits, Outgoing, Undelivered, as_large, shrink};
 
 /// The right to write in the name of a lane.
 pub struct Transactions {
@@ -25,13 +26,21 @@ pub struct Transactions {
 /// A transaction that the brokers ended, or that had to be, is tried so often.
 const ATTEMPTS: usize = 3;
 
+/// How long the client is polled for reports at a time.
+const POLL: Duration = Duration::from_millis(20);
+
 /// No broker lets a transaction take longer, unless it is configured.
 const LONGEST_MS: u64 = 900_000;
 
 impl Transactions {
     /// Takes over the name of a lane: from here on nobody else writes under it, and all that anybody has written before
-    /// is decided. Messages may take so many bytes.
-    pub fn take_over(cluster: &Cluster, lane: &str, message_bytes: usize) -> Result<Self, Problem> {
+    /// is decided. Messages may take so many bytes; where there are dead letters among them, these have limits.
+    pub fn take_over(
+        cluster: &Cluster,
+        lane: &str,
+        message_bytes: usize,
+        limits: Option<LetterLimits>,
+    ) -> Result<Self, Problem> {
         let undelivered = Arc::new(Undelivered::default());
         let patience_ms = cluster.config.delivery_timeout_ms.min(LONGEST_MS);
         let mut settings = cluster.producer();
@@ -40,6 +49,9 @@ impl Transactions {
             .set("transaction.timeout.ms", patience_ms.to_string())
             .set("message.timeout.ms", patience_ms.to_string())
             .set("message.max.bytes", message_bytes.clamp(1_000_000, 1_000_000_000).to_string());
+        if let Some(limits) = limits {
+            settings.set("batch.size", limits.batch_bytes().to_string());
+        }
         let context = Deliveries { undelivered: undelivered.clone(), trouble: cluster.trouble.clone() };
         let producer: BaseProducer<Deliveries> = make(&settings, context)?;
         let patience = Duration::from_millis(patience_ms);
@@ -54,16 +66,22 @@ impl Transactions {
         self.given_up.clone()
     }
 
-    /// Begins a transaction and has the brokers take these messages. They do not count yet.
-    pub fn deliver(&self, messages: &[Outgoing]) -> Result<(), Problem> {
+    /// Begins a transaction and has the brokers take these messages, or smaller ones in the place of those that are too
+    /// large. They do not count yet.
+    pub fn deliver(&self, mut messages: Vec<Outgoing>) -> Result<(), Problem> {
         let mut attempt = 1;
         loop {
-            let problem = match self.try_deliver(messages) {
-                Ok(()) => return Ok(()),
-                Err(problem) => problem,
-            };
+            let Err((problem, mut too_large)) = self.try_deliver(&messages) else { return Ok(()) };
             self.check_fatal()?;
-            self.again_while_it_may_help(|| self.producer.abort_transaction(CALL))?;
+            self.abort()?;
+            too_large.extend(self.undelivered.take().too_large);
+            if !too_large.is_empty() && !self.is_given_up() {
+                // This is no attempt of its own: each message shrinks twice at most. What was not tried any more because
+                // the first had failed fails likewise, if it is as large.
+                too_large.extend(as_large(&messages, &too_large));
+                messages = shrink(messages, &too_large).ok_or(problem)?;
+                continue;
+            }
             if attempt == ATTEMPTS || self.is_given_up() {
                 return Err(problem);
             }
@@ -77,22 +95,36 @@ impl Transactions {
         self.again_while_it_may_help(|| self.producer.commit_transaction(CALL))
     }
 
-    fn try_deliver(&self, messages: &[Outgoing]) -> Result<(), Problem> {
+    /// The error comes with the numbers of messages that are too large, as far as they are known.
+    fn try_deliver(&self, messages: &[Outgoing]) -> Result<(), (Problem, BTreeSet<usize>)> {
         let doing = || format!("a transaction of lane {}", self.lane);
-        let failed = |error: KafkaError| failed(doing(), &error);
+        let failed = |error: KafkaError| (failed(doing(), &error), self.undelivered.take().too_large);
         self.producer.begin_transaction().map_err(failed)?;
-        messages.iter().try_for_each(|message| message.send(&self.producer)).map_err(failed)?;
-        // Each message has its own time limit, after which it is told as undelivered.
-        while self.producer.in_flight_count() > 0 {
-            if self.is_given_up() {
-                return Err(Problem::Failed { doing: doing(), problem: "it was given up".to_owned() });
-            }
-            self.producer.poll(Duration::from_millis(20));
+        for (number, message) in messages.iter().enumerate() {
+            message.send(&self.producer, number).map_err(failed)?;
         }
-        match self.undelivered.take() {
-            (0, _) => Ok(()),
-            (number, problem) => Err(Problem::NotDelivered { topic: doing(), number, problem }),
+        // Each message has its own time limit, after which it is reported as undelivered. One that is undelivered is enough:
+        // the client sends no other until the transaction is aborted.
+        while self.producer.in_flight_count() > 0 && !self.is_given_up() && !self.undelivered.any() {
+            self.producer.poll(POLL);
         }
+        let Failures { number, problem, too_large } = self.undelivered.take();
+        if self.is_given_up() {
+            return Err((Problem::Failed { doing: doing(), problem: "it was given up".to_owned() }, too_large));
+        }
+        match number + too_large.len() {
+            0 => Ok(()),
+            number => Err((Problem::NotDelivered { topic: doing(), number, problem }, too_large)),
+        }
+    }
+
+    /// Aborts the transaction. The client drops what it has not sent, but waits until that is reported, which happens only
+    /// when it is polled: so it gets little time while it has messages.
+    fn abort(&self) -> Result<(), Problem> {
+        self.again_while_it_may_help(|| {
+            let timeout = if self.producer.in_flight_count() > 0 { POLL } else { CALL };
+            self.producer.abort_transaction(timeout).inspect_err(|_| self.producer.poll(POLL))
+        })
     }
 
     fn is_given_up(&self) -> bool {

@@ -8,13 +8,13 @@ use super::logs::{Disorder, Split, VARIANTS, Variant};
 use super::place::{Outcome, Place, copy_tree, scratch};
 
 /// A small file system, gone with this value.
-struct Small {
+pub struct Small {
     dir: tempfile::TempDir,
 }
 
 impl Small {
     /// `None` if this machine does not let tests mount; in CI that is a failure.
-    fn mount(bytes: u64) -> Option<Self> {
+    pub fn mount(bytes: u64) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(dir.path());
@@ -28,7 +28,7 @@ impl Small {
         None
     }
 
-    fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         self.dir.path()
     }
 }
@@ -96,7 +96,7 @@ fn no_room_for_what_is_written_beside() {
 }
 
 /// What a file, or a directory with all that is in it, takes of the disk.
-fn allocated(path: &Path) -> u64 {
+pub fn allocated(path: &Path) -> u64 {
     let metadata = path.metadata().unwrap();
     let entries = path.read_dir().into_iter().flatten().map(|entry| allocated(&entry.unwrap().path()));
     metadata.blocks() * 512 + entries.sum::<u64>()

@@ -9,6 +9,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
+use pointsman::event_time::CONFIRMATIONS;
+
 /// One way to learn, with a log to learn from.
 pub struct Variant {
     pub name: &'static str,
@@ -294,9 +296,10 @@ impl Writer {
         }
     }
 
-    /// The lines in their order, some that stay open, and a request whose example is learned with the last event of all.
+    /// The lines in their order, some that stay open, and a request whose example is learned with the last event of all. The
+    /// end is far ahead of the rest, with enough events in every space to confirm it.
     fn end(mut self, ts_ms: i64, at_once: bool) -> Logs {
-        for (n, space) in [None, Some("shop"), Some("wide")].into_iter().cycle().take(12).enumerate() {
+        for (n, space) in [None, Some("shop"), Some("wide")].into_iter().cycle().take(36).enumerate() {
             let (id, ts_ms) = (format!("open-{n}"), ts_ms - n as i64);
             if n.is_multiple_of(2) {
                 self.rewards.push((ts_ms, reward_line(&id, space, ts_ms, 1.0)));
@@ -308,7 +311,10 @@ impl Writer {
         self.rewards.push((ts_ms + 1, reward_line(LAST, None, ts_ms + 1, 0.5)));
         if !at_once {
             let ts_ms = ts_ms + WINDOW_MS + 1;
-            self.queries.push((ts_ms, query_line(&mut self.random, "closes-the-last", None, ts_ms)));
+            for n in 0..CONFIRMATIONS {
+                let id = format!("closes-the-last-{n}");
+                self.queries.push((ts_ms, query_line(&mut self.random, &id, None, ts_ms)));
+            }
         }
         let lines = |mut timed: Vec<(i64, String)>| {
             timed.sort_by_key(|line| line.0);

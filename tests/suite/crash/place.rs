@@ -241,6 +241,15 @@ impl Running {
         Self(Some(command.spawn().unwrap()))
     }
 
+    pub fn id(&self) -> u32 {
+        self.0.as_ref().unwrap().id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: &str) {
+        assert!(Command::new("kill").args([signal, &self.id().to_string()]).status().unwrap().success());
+    }
+
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.0.as_mut().unwrap().try_wait().unwrap()
@@ -255,9 +264,8 @@ impl Running {
 
     /// Sends it a signal and waits until it has ended.
     pub fn stop(mut self, signal: &str) -> Output {
-        let child = self.0.take().unwrap();
-        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
-        child.wait_with_output().unwrap()
+        self.signal(signal);
+        self.0.take().unwrap().wait_with_output().unwrap()
     }
 
     /// Waits for something that the process does.

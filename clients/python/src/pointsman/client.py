@@ -39,7 +39,11 @@ class PointsmanClient:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
 
     def route(self, query: Query, request_id: str | None = None, space: str | None = None) -> Answer:
-        """Which model a query goes to."""
+        """Which model a query goes to.
+
+        The same `request_id` and query get the same answer again; the same `request_id` with another query raises
+        `Problem` with status 409.
+        """
         body: dict[str, Any] = {"query": encode(query)}
         if request_id is not None:
             check_id("request_id", request_id)
@@ -49,7 +53,10 @@ class PointsmanClient:
         return _answer(self._post("/v1/route", body))
 
     def reward(self, request_id: str, reward: float, space: str | None = None, event_id: str | None = None) -> None:
-        """What a request earned. Rewards with the same `event_id` count once."""
+        """What a request earned. Rewards with the same `event_id` count once.
+
+        A reward outside of the range raises `Problem` with status 422 if the router is configured to reject it.
+        """
         check_id("request_id", request_id)
         if not math.isfinite(reward):
             raise ValueError(f"reward {reward} must be finite")

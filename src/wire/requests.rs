@@ -1,0 +1,157 @@
+//! Bodies of requests to the router, as JSON. A field that does not exist is an error, so that a misspelt one is noticed.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use base64::Engine as _;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// Most queries in a batch.
+pub const BATCH_MAX: usize = 1000;
+
+/// A query to route.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouteBody {
+    /// Its space; absent means `default`.
+    pub space: Option<String>,
+    /// The request's ID; absent means that the router draws one.
+    pub request_id: Option<String>,
+    /// The query.
+    pub query: Vector,
+}
+
+/// Several queries of one space.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchBody {
+    /// Their space; absent means `default`.
+    pub space: Option<String>,
+    /// The queries.
+    pub requests: Items,
+}
+
+/// One query of a batch.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchItem {
+    /// The request's ID; absent means that the router draws one.
+    pub request_id: Option<String>,
+    /// The query.
+    pub query: Vector,
+}
+
+/// What a request earned.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RewardBody {
+    /// Its space; absent means `default`.
+    pub space: Option<String>,
+    /// The request's ID.
+    pub request_id: String,
+    /// The reward.
+    pub reward: f64,
+    /// What tells it from other rewards of the request.
+    pub event_id: Option<String>,
+}
+
+/// A query to explain.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExplainBody {
+    /// Its space; absent means `default`.
+    pub space: Option<String>,
+    /// The query.
+    pub query: Vector,
+}
+
+/// A struct that is written as an object. By itself serde also takes an array of the fields in order.
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+/// A query vector: an array of numbers, or base64 of little-endian f32.
+pub struct Vector(pub Vec<f32>);
+
+impl<'de> Deserialize<'de> for Vector {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Vector;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array of numbers, or base64 of little-endian f32")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut numbers: A) -> Result<Vector, A::Error> {
+                let mut vector = Vec::new();
+                while let Some(x) = numbers.next_element::<f32>()? {
+                    vector.push(x);
+                }
+                Ok(Vector(vector))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vector, E> {
+                let bytes = base64::engine::general_purpose::STANDARD.decode(text);
+                let vector = bytes.ok().and_then(|bytes| floats(&bytes));
+                vector.map(Vector).ok_or_else(|| E::custom("must be base64 of little-endian f32"))
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
+}
+
+/// The queries of a batch. Their number is checked while they are read, so that too many take no memory.
+pub struct Items(pub Vec<Object<BatchItem>>);
+
+impl<'de> Deserialize<'de> for Items {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bounded;
+        impl<'de> Visitor<'de> for Bounded {
+            type Value = Items;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array of objects")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Items, A::Error> {
+                let mut all = Vec::new();
+                while all.len() < BATCH_MAX {
+                    match items.next_element()? {
+                        Some(item) => all.push(item),
+                        None => return Ok(Items(all)),
+                    }
+                }
+                match items.next_element::<IgnoredAny>()? {
+                    Some(_) => Err(serde::de::Error::custom(format!("at most {BATCH_MAX} in one batch"))),
+                    None => Ok(Items(all)),
+                }
+            }
+        }
+        deserializer.deserialize_seq(Bounded)
+    }
+}
+
+/// Little-endian f32, or none if the bytes are not a whole number of them.
+pub fn floats(bytes: &[u8]) -> Option<Vec<f32>> {
+    let (chunks, rest) = bytes.as_chunks::<4>();
+    rest.is_empty().then(|| chunks.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect())
+}
