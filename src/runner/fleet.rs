@@ -37,7 +37,7 @@ const CLAIMS: usize = 8;
 impl Run<'_> {
     /// Runs the lanes that the group gives it; all of them, alone, where it runs once.
     pub(super) fn follow_lanes(&self, cluster: &Cluster) -> anyhow::Result<Option<Outcome>> {
-        let mut fleet = Fleet::new(self, cluster)?;
+        let Some(mut fleet) = self.open_patiently(|| Fleet::new(self, cluster))? else { return Ok(None) };
         if self.once {
             fleet.run_once()?;
             let runners = std::mem::take(&mut fleet.lanes).into_values().map(|lane| lane.runner).collect();
@@ -80,14 +80,15 @@ impl<'a> Fleet<'a> {
             let message_bytes = topics::check_params(cluster, run.settings).await?;
             Ok::<_, Problem>((message_bytes, topics::letter_limits(cluster, run.settings).await))
         })?;
+        let all = 0..partitions as i32;
+        let heads = state::heads(cluster, &all.clone().collect::<Vec<i32>>())?;
         let config = run.config;
         let store = run.open_store()?;
         let instance = store::instance(&config.store.dir).context("cannot name this instance in its store")?;
-        let all = 0..partitions as i32;
         check_lanes(&store, |lane| all.clone().any(|known| lane == lane_name(known)))?;
         let audit = config.audit.path();
         let is_there = |lane: &i32| audit.as_deref().is_some_and(|path| lane_path(path, *lane).exists());
-        let unsettled = all.clone().filter(is_there).collect();
+        let unsettled = all.filter(is_there).collect();
         let reader = Arc::new(OnceLock::new());
         let (settings, cadence) = (run.settings, &config.snapshot);
         let message_bytes = message_bytes.max(settings.events.bytes_max + (64 << 10));
@@ -112,9 +113,7 @@ impl<'a> Fleet<'a> {
             facts,
             retry: run.retry(),
         };
-        for head in state::heads(cluster, &all.collect::<Vec<i32>>())?.values() {
-            desk.check_partitions(head)?;
-        }
+        heads.values().try_for_each(|head| desk.check_partitions(head))?;
         Ok(Self { run, cluster, desk, lanes: BTreeMap::new(), unsettled, mergers: BTreeMap::new(), hand_overs: 0 })
     }
 
@@ -189,9 +188,10 @@ impl<'a> Fleet<'a> {
         let begun = Instant::now();
         let (what, lanes, done) = match rebalance {
             Rebalance::Given { lanes, done } => {
-                match self.open(&lanes) {
+                let run = self.run;
+                match run.open_patiently(|| self.open(&lanes)) {
                     Err(error) if is_fenced(&error) => self.rejoin(reader, &lanes),
-                    other => other?,
+                    other => drop(other?),
                 }
                 for lane in &lanes {
                     self.attach(*lane, |place, idle| reader.open(place, idle));

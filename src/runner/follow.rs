@@ -95,6 +95,14 @@ impl Run<'_> {
         self.retry().run("open_store", || Ok(Snapshots::open(&self.config.store, self.config.snapshot.keep)?))
     }
 
+    /// Opens what the brokers hold. A daemon retries while they cannot answer: `None` if it has to stop before they do.
+    pub(super) fn open_patiently<T>(&self, open: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+        match self.retry().run("open_lane", open) {
+            Err(_) if !self.once && !self.goes_on() => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
     /// Reports whether all partitions are read, and if not, at which batch one has stopped.
     pub(super) fn tell_ready(&self, reader: &Reader) {
         let stopped = reader.unreadable();
@@ -179,7 +187,7 @@ impl Run<'_> {
         if kafka.lanes == Lanes::Partition {
             return self.follow_lanes(&cluster);
         }
-        let mut lane = self.open_lane(&cluster)?;
+        let Some(mut lane) = self.open_patiently(|| self.open_lane(&cluster))? else { return Ok(None) };
         let instance = store::instance(&self.config.store.dir).context("cannot name this instance in its store")?;
         let (reader, idle) = self.begin_lane(&cluster, &instance, &mut lane)?;
         tracing::info!(brokers = kafka.brokers, once = self.once, "learning");
@@ -191,7 +199,9 @@ impl Run<'_> {
             }
             self.tell_ready(&reader);
             for (place, log) in reader.added(idle) {
-                lane.add(&cluster, place, log)?;
+                if let Some(place) = self.open_patiently(|| Ok(named(&cluster, place.clone())?))? {
+                    lane.merge(place, log);
+                }
             }
             let (events, last) = lane.runner.step_some()?;
             let tell = |news: &mut News| tell_kafka(news, &reader, &cluster, once(&lane.runner));
@@ -245,7 +255,7 @@ impl Run<'_> {
         lane: &mut OneLane,
     ) -> anyhow::Result<(Arc<Reader>, Ending)> {
         if !self.once {
-            check_alone(cluster, instance)?;
+            self.open_patiently(|| Ok(check_alone(cluster, instance)?))?;
         }
         lane.runner.begin(lane.state.clone())?;
         let idle = Ending::Follow { idle: Duration::from_millis(cluster.config.idle_ms) };
@@ -284,14 +294,13 @@ impl OneLane {
     fn merge(&mut self, place: Place, log: Partition) {
         self.logs.push(self.runner.merge.add(place.name, log, Some(place.position), None));
     }
+}
 
-    /// A partition that turned up while others were read.
-    fn add(&mut self, cluster: &Cluster, mut place: Place, log: Partition) -> Result<(), Problem> {
-        let ids = cluster.topic_ids(&[&place.topic])?;
-        place.name = positions::name(&place.topic, &ids, place.partition);
-        self.merge(place, log);
-        Ok(())
-    }
+/// A partition that was added to its topic while the others were read, with its name in snapshots.
+fn named(cluster: &Cluster, mut place: Place) -> Result<Place, Problem> {
+    let ids = cluster.topic_ids(&[&place.topic])?;
+    place.name = positions::name(&place.topic, &ids, place.partition);
+    Ok(place)
 }
 
 /// What the brokers' client tells of itself, and how far behind these lanes are.

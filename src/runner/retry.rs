@@ -1,5 +1,5 @@
-//! Retries what the operating system fails: no disk space, no descriptors, no permission, a device error. The daemon waits
-//! until that is over; it has nothing better to do, and exiting would lose what it has learned since the last snapshot.
+//! Retries transient failures: the operating system has no disk space, no descriptors, no permission or a device error, or a
+//! broker cannot answer now. Exiting would lose what was learned since the last snapshot, and a restart would fail alike.
 
 use std::io;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::store::StoreError;
 use crate::telemetry::Facts;
+use crate::transport::kafka::cluster::Problem;
 
 /// The pause after the first failure, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -41,7 +42,7 @@ impl Retry {
         Self { facts: self.facts.clone(), stop }
     }
 
-    /// Attempts an operation until it succeeds, fails for another reason than the system, or is given up.
+    /// Attempts an operation until it succeeds, fails for a reason that is not transient, or is given up.
     pub fn run<T>(&self, operation: &'static str, mut attempt: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
         let mut pause = PAUSE_MIN;
         loop {
@@ -50,7 +51,7 @@ impl Retry {
                     self.facts.succeeded(operation);
                     return Ok(value);
                 }
-                Err(error) if self.gives_up() || !is_of_system(&error) => return Err(error),
+                Err(error) if self.gives_up() || !is_transient(&error) => return Err(error),
                 Err(error) => self.facts.failed(operation, &error),
             }
             self.wait(pause);
@@ -70,9 +71,13 @@ impl Retry {
     }
 }
 
-/// Whether the system is to blame: a file or a store cannot be read or written.
-fn is_of_system(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| cause.is::<io::Error>() || matches!(cause.downcast_ref(), Some(StoreError::Write { .. })))
+/// Whether the same operation may succeed later: a file or a store cannot be read or written, or no broker answers.
+fn is_transient(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.is::<io::Error>()
+            || matches!(cause.downcast_ref(), Some(StoreError::Write { .. }))
+            || matches!(cause.downcast_ref(), Some(Problem::Transient { .. } | Problem::Unreachable { .. }))
+    })
 }
 
 #[cfg(test)]
@@ -84,14 +89,19 @@ mod tests {
     }
 
     #[test]
-    fn the_system_is_retried_until_it_succeeds() {
+    fn transient_failures_are_retried_until_success() {
         let facts = Arc::new(Facts::default());
         let retry = Retry::until(Arc::default(), facts.clone());
         let mut attempts = 0;
+        let leaderless = || Problem::Transient { doing: "reading".to_owned(), problem: "no leader".to_owned() };
         let done = retry.run("publish", || {
             attempts += 1;
             assert_eq!(facts.trouble().is_some(), attempts > 1);
-            if attempts < 3 { Err(full()) } else { Ok(7) }
+            match attempts {
+                1 => Err(full()),
+                2 => Err(anyhow::Error::from(leaderless()).context("cannot open a lane")),
+                _ => Ok(7),
+            }
         });
         assert_eq!((done.unwrap(), attempts, facts.trouble()), (7, 3, None));
     }

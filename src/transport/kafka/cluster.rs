@@ -196,6 +196,14 @@ pub enum Problem {
         /// What the client says.
         problem: String,
     },
+    /// A broker cannot answer now: it restarts, elects a leader or does not reach us. A retry may succeed.
+    #[error("{doing}: {problem}")]
+    Transient {
+        /// While doing this.
+        doing: String,
+        /// What the client says.
+        problem: String,
+    },
     /// Anything else.
     #[error("{doing}: {problem}")]
     Failed {
@@ -395,6 +403,7 @@ impl Cluster {
         let found = metadata.topics().iter().find(|found| found.name() == topic);
         match found.map(|found| (found.error(), found.partitions().len())) {
             Some((None, number)) if number > 0 => Ok(number),
+            Some((Some(error), _)) => Err(of_topic(topic, error.into())),
             _ => Err(Problem::MissingTopic(topic.to_owned())),
         }
     }
@@ -430,10 +439,8 @@ impl Cluster {
 
     /// What tells topics from others of the same name that were there before or will be.
     pub fn topic_ids(&self, topics: &[&str]) -> Result<BTreeMap<String, String>, Problem> {
-        let doing = || format!("asking for the ids of {}", topics.join(", "));
         let names: Vec<CString> = topics.iter().filter_map(|topic| CString::new(*topic).ok()).collect();
         describe(self.asking.client().native_ptr(), &names)
-            .map_err(|problem| Problem::Failed { doing: doing(), problem })
     }
 }
 
@@ -489,13 +496,55 @@ pub fn lasting(doing: &str, error: &KafkaError) -> Problem {
     }
 }
 
-/// A problem of no other name.
+/// A problem of no other name: transient where the error code is.
 pub fn failed(doing: impl Into<String>, error: &KafkaError) -> Problem {
-    Problem::Failed { doing: doing.into(), problem: error.to_string() }
+    let (doing, problem) = (doing.into(), error.to_string());
+    match error.rdkafka_error_code() {
+        Some(code) if is_transient(code) => Problem::Transient { doing, problem },
+        _ => Problem::Failed { doing, problem },
+    }
+}
+
+/// What a broker answers for one topic instead of a description.
+fn of_topic(topic: &str, code: RDKafkaErrorCode) -> Problem {
+    use RDKafkaErrorCode as Code;
+    match code {
+        Code::UnknownTopicOrPartition | Code::UnknownTopic => Problem::MissingTopic(topic.to_owned()),
+        code => failed(format!("describing topic {topic}"), &KafkaError::AdminOp(code)),
+    }
+}
+
+/// Whether a request that failed with this code may succeed later without a change to the cluster or to the settings.
+fn is_transient(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    [
+        Code::AllBrokersDown,
+        Code::BrokerNotAvailable,
+        Code::BrokerTransportFailure,
+        Code::ConcurrentTransactions,
+        Code::CoordinatorLoadInProgress,
+        Code::CoordinatorNotAvailable,
+        Code::KafkaStorageError,
+        Code::LeaderNotAvailable,
+        Code::NetworkException,
+        Code::NodeUpdate,
+        Code::NotController,
+        Code::NotCoordinator,
+        Code::NotEnoughReplicas,
+        Code::NotEnoughReplicasAfterAppend,
+        Code::NotLeaderForPartition,
+        Code::OffsetNotAvailable,
+        Code::OperationTimedOut,
+        Code::ReplicaNotAvailable,
+        Code::RequestTimedOut,
+        Code::Resolve,
+        Code::WaitingForCoordinator,
+    ]
+    .contains(&code)
 }
 
 /// Topic ids, which rdkafka has no call for.
-fn describe(client: *mut ffi::rd_kafka_t, names: &[CString]) -> Result<BTreeMap<String, String>, String> {
+fn describe(client: *mut ffi::rd_kafka_t, names: &[CString]) -> Result<BTreeMap<String, String>, Problem> {
     let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
     // SAFETY: the client outlives the call. The collection, the queue and the event are made here and destroyed here;
     // what the event holds is read before that, and copied.
@@ -516,9 +565,10 @@ fn describe(client: *mut ffi::rd_kafka_t, names: &[CString]) -> Result<BTreeMap<
 
 /// # Safety
 /// The event must be null, or live and the answer to a description of topics.
-unsafe fn read_ids(event: *mut ffi::rd_kafka_event_t) -> Result<BTreeMap<String, String>, String> {
+unsafe fn read_ids(event: *mut ffi::rd_kafka_event_t) -> Result<BTreeMap<String, String>, Problem> {
+    let doing = "asking for topic ids";
     if event.is_null() {
-        return Err("no answer in time".to_owned());
+        return Err(Problem::Transient { doing: doing.to_owned(), problem: "no answer in time".to_owned() });
     }
     let text = |pointer: *const std::ffi::c_char| {
         // SAFETY: librdkafka's strings end with a zero byte and live as long as the event.
@@ -526,8 +576,9 @@ unsafe fn read_ids(event: *mut ffi::rd_kafka_event_t) -> Result<BTreeMap<String,
     };
     // SAFETY: by this function's own condition; the array has `number` pointers to live descriptions.
     unsafe {
-        if ffi::rd_kafka_event_error(event) != ffi::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
-            return Err(text(ffi::rd_kafka_event_error_string(event)).unwrap_or_default());
+        let code = ffi::rd_kafka_event_error(event);
+        if code != ffi::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
+            return Err(failed(doing, &KafkaError::AdminOp(code.into())));
         }
         let result = ffi::rd_kafka_event_DescribeTopics_result(event);
         let mut number = 0;
@@ -536,6 +587,10 @@ unsafe fn read_ids(event: *mut ffi::rd_kafka_event_t) -> Result<BTreeMap<String,
         for i in 0..number {
             let topic = *all.add(i);
             let name = text(ffi::rd_kafka_TopicDescription_name(topic)).unwrap_or_default();
+            let code = ffi::rd_kafka_error_code(ffi::rd_kafka_TopicDescription_error(topic));
+            if code != ffi::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
+                return Err(of_topic(&name, code.into()));
+            }
             let id = ffi::rd_kafka_TopicDescription_topic_id(topic);
             let id = if id.is_null() { None } else { text(ffi::rd_kafka_Uuid_base64str(id)) };
             ids.insert(name, id.unwrap_or_default());

@@ -95,7 +95,7 @@ impl ParamsTopic {
             }
             if moved.elapsed() > 3 * CALL {
                 let doing = format!("reading {} to its end", self.topic);
-                return Err(Problem::Failed { doing, problem: "nothing comes".to_owned() });
+                return Err(Problem::Transient { doing, problem: "nothing comes".to_owned() });
             }
         }
         Ok(newest.into_values().collect())

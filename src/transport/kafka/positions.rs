@@ -130,7 +130,7 @@ pub fn unread(cluster: &Cluster, topic: &str, partition: i32, position: &Positio
             None => waited += step,
         }
     }
-    Err(Problem::Failed {
+    Err(Problem::Transient {
         doing: format!("reading {topic}/{partition} to its end"),
         problem: "nothing comes".to_owned(),
     })

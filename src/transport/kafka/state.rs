@@ -215,7 +215,7 @@ fn read_from(
             Some(Err(error)) => cluster.trouble.note(&error, "while reading the snapshots"),
             None if moved.elapsed() > 3 * CALL => {
                 let doing = format!("reading {topic} to its end");
-                return Err(Problem::Failed { doing, problem: "nothing comes".to_owned() });
+                return Err(Problem::Transient { doing, problem: "nothing comes".to_owned() });
             }
             None => {}
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rdkafka::admin::{NewTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication};
-use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use super::cluster::{Cluster, Problem, failed};
 use super::outlet::LetterLimits;
@@ -217,7 +217,7 @@ async fn settings_of_all(cluster: &Cluster, topics: &[&str]) -> Result<Vec<BTree
     let answer = answer.map_err(|error| failed(&doing, &error))?;
     let mut found = BTreeMap::new();
     for resource in answer {
-        let resource = resource.map_err(|code| Problem::Failed { doing: doing.clone(), problem: code.to_string() })?;
+        let resource = resource.map_err(|code| failed(&doing, &KafkaError::AdminOp(code)))?;
         let entries: BTreeMap<String, String> =
             resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect();
         if let OwnedResourceSpecifier::Topic(name) = resource.specifier {
