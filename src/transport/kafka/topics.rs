@@ -1,6 +1,7 @@
 //! What topics must be like: made where they are missing, checked where they are there, never changed.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use rdkafka::admin::{NewTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -56,6 +57,9 @@ const AROUND: usize = 16 << 10;
 
 /// Within this time somebody takes over a lane whose owner has died.
 const TAKE_OVER_MS: u64 = 600_000;
+
+/// How long the brokers may take to serve a new topic.
+const CREATED_WITHIN: Duration = Duration::from_secs(60);
 
 /// The brokers' own default of max.message.bytes.
 const DEFAULT_MESSAGE_BYTES: usize = 1_048_588;
@@ -146,6 +150,9 @@ pub async fn init(cluster: &Cluster, settings: &Settings, check: bool) -> Result
         let differences = if created { Vec::new() } else { differences(cluster, topic).await? };
         all.push(Found { topic: topic.name.clone(), created, partitions, differences });
     }
+    for found in all.iter().filter(|found| found.created) {
+        await_created(cluster, found).await?;
+    }
     if let [queries, rewards, ..] = &mut all[..]
         && queries.partitions != rewards.partitions
         && cluster.config.lanes == Lanes::Partition
@@ -177,6 +184,22 @@ async fn create(cluster: &Cluster, topic: &Wanted) -> Result<(), Problem> {
         // Someone else was faster.
         None | Some(Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(()),
         Some(Err((_, code))) => Err(Problem::Failed { doing, problem: code.to_string() }),
+    }
+}
+
+/// Waits until every partition of a new topic can be read. The controller acknowledges a topic before the brokers serve it,
+/// so a learner started right away would find it missing.
+async fn await_created(cluster: &Cluster, found: &Found) -> Result<(), Problem> {
+    let begun = Instant::now();
+    let is_served = || {
+        cluster.partitions(&found.topic)?;
+        (0..found.partitions as i32).try_for_each(|partition| cluster.watermarks(&found.topic, partition).map(drop))
+    };
+    loop {
+        match is_served() {
+            Err(_) if begun.elapsed() < CREATED_WITHIN => tokio::time::sleep(Duration::from_millis(100)).await,
+            served => return served,
+        }
     }
 }
 
