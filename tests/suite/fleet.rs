@@ -125,6 +125,15 @@ fn await_all(instances: &[Instance], lanes: usize) -> Duration {
     }
 }
 
+/// Waits until every instance owns a lane.
+fn await_shared(instances: &[Instance]) {
+    let start = Instant::now();
+    while instances.iter().any(|instance| instance.lanes().is_empty()) {
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", logs(instances));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 fn logs(instances: &[Instance]) -> String {
     let tail = |instance: &Instance| {
         let log = log_of(&instance.config);
@@ -333,11 +342,8 @@ fn a_zombie_changes_nothing() {
     instances.iter_mut().for_each(Instance::start);
     let load = Load::start(&place, brokers, spaces, DIM);
     for _ in 0..sized(2, 10) {
+        await_shared(&instances);
         let start = Instant::now();
-        while instances.iter().any(|instance| instance.lanes().is_empty()) {
-            assert!(start.elapsed() < Duration::from_secs(60), "{}", logs(&instances));
-            std::thread::sleep(Duration::from_millis(20));
-        }
         instances[0].signal("STOP");
         await_all(&instances[1..], lanes);
         let said = log_of(&instances[0].config).matches("a lane is given up").count();
@@ -586,11 +592,7 @@ fn a_standby_takes_over() {
     let mut absences = Vec::new();
     for _ in 0..sized(2, 20) {
         instances[1].start();
-        let start = Instant::now();
-        while instances.iter().any(|instance| instance.lanes().is_empty()) {
-            assert!(start.elapsed() < Duration::from_secs(60), "{}", logs(&instances));
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        await_shared(&instances);
         instances[0].kill();
         absences.push(await_all(&instances, lanes).as_secs_f64());
         instances[0].start();
@@ -632,6 +634,7 @@ fn shards_of_a_space_add_up() {
     fs::write(&place.config, &text).unwrap();
     let mut instances: Vec<Instance> = ["i0", "i1"].iter().map(|name| Instance::new(&place, name, "")).collect();
     instances.iter_mut().for_each(Instance::start);
+    await_shared(&instances);
     await_all(&instances, lanes);
     let config: Config = toml::from_str(&text).unwrap();
     let settings = config.check().unwrap();
