@@ -1,5 +1,5 @@
-//! Retries what the operating system fails: no disk space, no descriptors, no permission, a device error. The daemon waits
-//! until that is over; it has nothing better to do, and exiting would lose what it has learned since the last snapshot.
+//! Retries operations that the operating system fails: no disk space, no descriptors, no permission, a device error. The
+//! daemon waits until the operation succeeds: exiting would lose what it has learned since the last snapshot.
 
 use std::io;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::telemetry::Facts;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// How soon a pause notices that it is to end.
+/// How often a pause checks whether to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Retries operations with back-off.
 #[derive(Clone)]
 pub struct Retry {
     facts: Arc<Facts>,
-    /// When one of these is set it gives up; none: at the first failure.
+    /// Gives up when one of these is set; without any, at the first failure.
     stop: Option<Vec<Arc<AtomicBool>>>,
 }
 
@@ -35,13 +35,13 @@ impl Retry {
         Self { facts: Arc::default(), stop: None }
     }
 
-    /// The same, which gives up when `stop` is set, too.
+    /// The same, but also gives up when `stop` is set.
     pub fn or_until(&self, stop: Arc<AtomicBool>) -> Self {
         let stop = self.stop.clone().map(|all| all.into_iter().chain([stop]).collect());
         Self { facts: self.facts.clone(), stop }
     }
 
-    /// Attempts an operation until it succeeds, fails for another reason than the system, or is given up.
+    /// Attempts an operation until it succeeds, fails for another reason than the operating system, or is stopped.
     pub fn run<T>(&self, operation: &'static str, mut attempt: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
         let mut pause = PAUSE_MIN;
         loop {
@@ -70,7 +70,7 @@ impl Retry {
     }
 }
 
-/// Whether the system is to blame: a file or a store cannot be read or written.
+/// Whether the operating system caused the error: a file or a store cannot be read or written.
 fn is_of_system(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.is::<io::Error>() || matches!(cause.downcast_ref(), Some(StoreError::Write { .. })))
 }

@@ -43,7 +43,7 @@ pub struct Snapshot {
     pub records: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// A snapshot that is not what was written.
+/// A snapshot that fails verification.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("generation {generation} is damaged: {problem}")]
 pub struct DamagedSnapshot {
@@ -75,8 +75,8 @@ struct Version {
 }
 
 impl<S: SnapshotStore> Archive<S> {
-    /// The snapshots in `store`, of which the newest `keep` of each lane are kept. If the store is damaged, what is whole
-    /// is carried over into a new one.
+    /// Opens the snapshots in `store`, which keeps the newest `keep` of each lane. Recovers a damaged store: its intact
+    /// snapshots are copied to a new one.
     pub fn open(store: S, keep: usize) -> Result<Self, StoreError> {
         let mut archive = Self { store, keep: keep.max(1), lanes: BTreeMap::new() };
         if archive.store.is_damaged() {
@@ -90,12 +90,12 @@ impl<S: SnapshotStore> Archive<S> {
         &self.store
     }
 
-    /// The store itself, to be told what its archive need not know.
+    /// The store itself, mutably.
     pub fn store_mut(&mut self) -> &mut S {
         &mut self.store
     }
 
-    /// The store itself, for other uses.
+    /// Unwraps the store.
     pub fn into_store(self) -> S {
         self.store
     }
@@ -137,7 +137,7 @@ impl<S: SnapshotStore> Archive<S> {
     ) -> Result<Result<Snapshot, DamagedSnapshot>, StoreError> {
         let damaged = |problem: String| Ok(Err(DamagedSnapshot { generation, problem }));
         let Some((count, sum, head)) = self.head(lane, generation)? else {
-            return damaged("its head does not match its checksum".to_owned());
+            return damaged("the head does not match its checksum".to_owned());
         };
         let (mut records, mut bad) = (BTreeMap::new(), 0);
         self.versions(lane, &mut |version, record| {
@@ -152,15 +152,13 @@ impl<S: SnapshotStore> Archive<S> {
         let found = records.values().fold(0_u64, |sum, (checksum, _)| sum.wrapping_add(*checksum));
         if (records.len() as u64, found) != (count, sum) {
             let found = records.len();
-            return damaged(format!(
-                "of its {count} records {found} were found, and {bad} do not match their checksums"
-            ));
+            return damaged(format!("found {found} of {count} records; {bad} records do not match their checksums"));
         }
         let records = records.into_iter().map(|(key, (_, value))| (key, value)).collect();
         Ok(Ok(Snapshot { generation, head, records }))
     }
 
-    /// The newest generation that is whole, and why those after it are not. Later ones are given up for good.
+    /// The newest intact generation, and what damaged the later ones. The later ones are deleted.
     pub fn resume(&mut self, lane: &str) -> Result<(Option<Snapshot>, Vec<DamagedSnapshot>), StoreError> {
         let (snapshot, damaged) = self.newest(lane)?;
         if let (Some(snapshot), false) = (&snapshot, damaged.is_empty()) {
@@ -169,7 +167,7 @@ impl<S: SnapshotStore> Archive<S> {
         Ok((snapshot, damaged))
     }
 
-    /// The newest generation that is whole, and why those after it are not.
+    /// The newest intact generation, and what damaged the later ones.
     pub fn newest(&self, lane: &str) -> Result<(Option<Snapshot>, Vec<DamagedSnapshot>), StoreError> {
         let mut damaged = Vec::new();
         for generation in self.generations(lane)?.into_iter().rev() {
