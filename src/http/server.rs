@@ -117,7 +117,7 @@ impl Server {
                     Err(error) if is_of_the_peer(&error) => {}
                     Err(error) => {
                         if self.counters.accept_failed(&error, Instant::now()) {
-                            tracing::error!("cannot accept connections, retrying: {error}");
+                            tracing::error!(%error, "cannot accept connections; retrying");
                         }
                         connections.evict_idle();
                         tokio::time::sleep(pause).await;
@@ -189,7 +189,7 @@ impl Shared {
                 };
                 match encrypted {
                     Ok(encrypted) => self.drive(encrypted, connection, stopped, first_by).await,
-                    Err(error) => tracing::debug!("TLS handshake failed: {error}"),
+                    Err(error) => tracing::debug!(%error, "TLS handshake failed"),
                 }
             }
         }
@@ -241,7 +241,7 @@ impl Shared {
 }
 
 fn overloaded() -> Response<Body> {
-    let mut response = Problem::unavailable("too many requests in progress: try again").into_response();
+    let mut response = Problem::unavailable("too many requests in progress: retry later").into_response();
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
