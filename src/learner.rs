@@ -81,7 +81,7 @@ pub trait Learner: Send {
         false
     }
 
-    /// All that is needed to go on.
+    /// The complete state.
     fn save(&self) -> LearnerState;
 }
 
@@ -208,14 +208,16 @@ struct SavedUnjudged {
     state: LearnerState,
 }
 
-/// Why a saved state cannot be gone on with.
+/// Why a saved state cannot be restored.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum BadState {
-    /// The bytes are not what was saved.
+    /// The bytes are damaged.
     #[error(transparent)]
     Damaged(#[from] Damaged),
     /// It belongs to another configuration.
-    #[error("the saved state has {key} = {saved}, the configuration {configured}: set it back, or start anew")]
+    #[error(
+        "the saved state has {key} = {saved}, but the configuration has {configured}: set it back, or start with an empty store.dir"
+    )]
     Mismatch {
         /// The key that differs.
         key: &'static str,
@@ -224,9 +226,10 @@ pub enum BadState {
         /// Its configured value.
         configured: String,
     },
-    /// It was saved with another mode, a larger rank or other features, or holds what no learner can have written.
+    /// It was saved with another mode, a larger rank or other features, or holds impossible values.
     #[error(
-        "the saved state does not fit learner.mode, learner.rank, learner.features, learner.feature_rank and learner.dim as configured"
+        "the saved state does not match the configured learner.mode, learner.rank, learner.features, learner.feature_rank and \
+         learner.dim: set them back, or start with an empty store.dir"
     )]
     Shape,
 }
@@ -235,7 +238,7 @@ pub enum BadState {
 const VERSION: u16 = 2;
 
 impl Trainer {
-    /// A learner that has not seen anything.
+    /// An untrained learner.
     pub fn new(spec: Spec) -> Self {
         let (dim, models, half_life) = (spec.dim, spec.models.len(), spec.half_life);
         let learner: Box<dyn Learner> = match &spec.method {

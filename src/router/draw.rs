@@ -18,9 +18,9 @@ use crate::event::Name;
 #[derive(Clone)]
 pub struct DrawKey(Blake2bMac<U8>);
 
-/// A key that cannot be one.
+/// Why a draw key is invalid.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("a key of draws has 1 to 64 bytes, not {0}")]
+#[error("the draw key has {0} bytes: use 1 to 64 bytes")]
 pub struct BadKey(usize);
 
 impl DrawKey {

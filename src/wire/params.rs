@@ -35,7 +35,7 @@ pub enum BadParams {
     /// Not a safetensors file.
     #[error("not a safetensors file: {0}")]
     Container(#[from] safetensors::SafeTensorError),
-    /// A metadata entry is missing or has a value that it cannot have.
+    /// A metadata entry is missing or invalid.
     #[error("metadata {key}: {problem}")]
     Metadata {
         /// The entry.
@@ -43,7 +43,7 @@ pub enum BadParams {
         /// What is wrong with it.
         problem: String,
     },
-    /// A tensor has another type or shape than it must.
+    /// A tensor has the wrong type or shape.
     #[error("tensor {name}: {problem}")]
     Tensor {
         /// Its name.
@@ -51,7 +51,7 @@ pub enum BadParams {
         /// What is wrong with it.
         problem: String,
     },
-    /// The parameters contradict the configuration of their space.
+    /// The parameters do not match the configuration of their space.
     #[error("space {space}: {problem}")]
     Space {
         /// The space.
@@ -106,7 +106,10 @@ pub fn decode(bytes: &[u8]) -> Result<Params, BadParams> {
     }
     let format_version: u64 = meta.json("format_version")?;
     if format_version > FORMAT_VERSION {
-        return Err(meta.bad("format_version", format!("{format_version} is newer than this program reads")));
+        return Err(meta.bad(
+            "format_version",
+            format!("{format_version} is newer than this version reads ({FORMAT_VERSION}): upgrade pointsman"),
+        ));
     }
     let models = meta.models()?;
     let dim = meta.integer("dim", 1, DIM_MAX as u64)? as usize;
@@ -144,10 +147,10 @@ pub fn decode_for(settings: &Settings, bytes: &[u8]) -> Result<Params, BadParams
     }
     let spec = settings.space(&params.space);
     if params.dim != spec.dim {
-        return differs(format!("has dim = {}, but learner.dim = {} is configured", params.dim, spec.dim));
+        return differs(format!("has dim = {}, but the configuration has learner.dim = {}", params.dim, spec.dim));
     }
     match params.models.iter().find(|model| !spec.models.contains(model)) {
-        Some(model) => differs(format!("names model {model}, which is not configured: add it to learner.models")),
+        Some(model) => differs(format!("has model {model}, which is not configured: add it to learner.models")),
         None => Ok(params),
     }
 }
@@ -195,17 +198,17 @@ impl Metadata<'_> {
         if value >= low && value <= high {
             return Ok(value);
         }
-        Err(self.bad(key, format!("{value} is out of range: must be {low} to {high}")))
+        Err(self.bad(key, format!("{value} is not between {low} and {high}")))
     }
 
     fn models(&self) -> Result<Vec<Name>, BadParams> {
         let models: Vec<Name> = self.json("models")?;
         if !(1..=MODELS_MAX).contains(&models.len()) {
-            return Err(self.bad("models", format!("{} names: must be 1 to {MODELS_MAX}", models.len())));
+            return Err(self.bad("models", format!("has {} names: must have 1 to {MODELS_MAX}", models.len())));
         }
         let mut seen = BTreeSet::new();
         match models.iter().find(|name| !seen.insert(*name)) {
-            Some(twice) => Err(self.bad("models", format!("{twice} is there twice"))),
+            Some(twice) => Err(self.bad("models", format!("{twice} is listed twice"))),
             None => Ok(models),
         }
     }
@@ -213,7 +216,7 @@ impl Metadata<'_> {
     fn algorithm(&self) -> Result<String, BadParams> {
         let text = self.text("algorithm")?;
         if text.len() > ALGORITHM_BYTES_MAX || text.chars().any(char::is_control) {
-            let problem = format!("must be at most {ALGORITHM_BYTES_MAX} bytes without control characters");
+            let problem = format!("must have at most {ALGORITHM_BYTES_MAX} bytes and no control characters");
             return Err(self.bad("algorithm", problem));
         }
         Ok(text.to_owned())
@@ -230,7 +233,7 @@ impl Metadata<'_> {
         if is_distribution {
             return Ok(distribution);
         }
-        Err(self.bad("floor_distribution", "not a distribution over the models".to_owned()))
+        Err(self.bad("floor_distribution", "is not a distribution over the models".to_owned()))
     }
 }
 
@@ -255,16 +258,14 @@ fn score_form(tensors: &SafeTensors, name: &Name, dim: usize) -> Result<ScoreFor
         let name = format!("{name}.{kind}");
         let Ok(view) = tensors.tensor(&name) else { return Ok(Vec::new()) };
         if view.dtype() != Dtype::F32 || !expected(view.shape()) {
-            let problem = format!("{:?} of shape {:?} does not fit dim = {dim}", view.dtype(), view.shape());
+            let problem = format!("type {:?} with shape {:?} does not match dim = {dim}", view.dtype(), view.shape());
             return Err(BadParams::Tensor { name, problem });
         }
         let (words, _) = view.data().as_chunks::<4>();
         let values: Vec<f32> = words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
         match values.iter().find(|x| x.is_nan() || f64::from(x.abs()) > most) {
             None => Ok(values),
-            Some(x) => {
-                Err(BadParams::Tensor { name, problem: format!("{x:e} is not a number from -{most:e} to {most:e}") })
-            }
+            Some(x) => Err(BadParams::Tensor { name, problem: format!("{x:e} is not between -{most:e} and {most:e}") }),
         }
     };
     // A quadratic form has no more eigenvalues than dimensions.
