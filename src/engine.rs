@@ -181,7 +181,7 @@ struct Decision {
     policy: Option<Vec<f64>>,
 }
 
-/// What is known of the distribution, over the space's models.
+/// The known part of the distribution over the space's models.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum Known {
     Full(Vec<f64>),
@@ -289,14 +289,14 @@ struct Space {
     is_blank: bool,
     /// Whether it has changed since its changes were taken.
     touched: bool,
-    /// Whether some of its records were handed out, or came from a snapshot.
+    /// Whether some of its records are in a snapshot.
     is_saved: bool,
 }
 
 /// Names by the time of their newest event, the most idle first.
 type IdleOrder = BTreeSet<(Option<i64>, Name)>;
 
-/// What is known of the spaces that have rewards but no query so far.
+/// Index of the spaces that have rewards but no query so far.
 #[derive(Default)]
 struct Lobby {
     /// How many there are.
@@ -533,7 +533,7 @@ impl Engine {
             changes.push((vec![GONE], Some(envelope::encode(&self.gone))));
         }
         if !self.deleted.is_empty() {
-            // A space that came back since has written some of these keys anew.
+            // A space that was created again since has rewritten some of these keys.
             let written: BTreeSet<Vec<u8>> = changes.iter().map(|(key, _)| key.clone()).collect();
             let deleted: BTreeSet<Vec<u8>> = self.deleted.drain(..).collect();
             changes.extend(deleted.difference(&written).map(|key| (key.clone(), None)));
@@ -690,7 +690,7 @@ impl Engine {
         }
     }
 
-    /// Hands an event to its space; a bad one becomes a dead letter. Whether it was good. `observes`: its time counts; that of
+    /// Passes an event to its space; a malformed one becomes a dead letter. Returns whether it was valid. `observes`: its time counts; that of
     /// an event that was held has counted already.
     fn take(&mut self, input: Input, observes: bool, place: Option<String>, effects: &mut Effects) -> bool {
         let Input { side, bytes, event, after_ms } = input;
@@ -961,7 +961,7 @@ impl Engine {
 
 static NONE_RETIRED: BTreeSet<Name> = BTreeSet::new();
 
-/// What the records of a space come to.
+/// A space restored from its records.
 #[derive(Default)]
 struct SpaceParts {
     space: Option<SavedSpace>,
@@ -1104,7 +1104,7 @@ impl Space {
         counts
     }
 
-    /// What became of its events; those on probation are pending.
+    /// Outcomes of its events; those on probation are pending.
     fn counts(&self) -> Counts {
         let mut join = *self.joiner.counts();
         let (queries, rewards) = (self.probation.pending(Side::Query), self.probation.pending(Side::Reward));
@@ -1164,7 +1164,7 @@ impl Space {
         Example::new(query, model, propensities, policy, reward).expect("checked when it came")
     }
 
-    /// A whole distribution from what is known of the chosen model, and the policy where it differs.
+    /// The full distribution, completed from the propensity of the chosen model, and the policy where it differs.
     fn assume(
         &self,
         query: &Query,

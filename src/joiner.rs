@@ -1,8 +1,8 @@
 //! The join of query events with reward events, for one space, in event time.
 //!
 //! A space's time T is an [`EventTime`]: the 8th largest `ts_ms` observed, so that a few wrong timestamps close no window.
-//! The caller observes an event's timestamp first, which moves T and closes what T is past, and then hands the event
-//! over; so no clock and no arrival rate can change what is learned. With w = `window_ms`, e = `early_ms`:
+//! The caller observes an event's timestamp first, which moves T and closes what T is past, and then passes the
+//! event; so no clock and no arrival rate can change what is learned. With w = `window_ms`, e = `early_ms`:
 //!
 //! - a reward counts if ts_query - e <= ts_reward <= ts_query + w, both ends included;
 //! - a query's window is past when T > ts_query + w, a waiting reward is past when T > ts_reward + e.
@@ -427,8 +427,8 @@ impl<P: Payload> Joiner<P> {
         self.memory.touched.start(self.memory.finished.keys());
     }
 
-    /// Hands out every request that changed since the last time, in the order of their ids: its present record, or none
-    /// if it is held no longer. It may never have been handed out before.
+    /// Returns every request that changed since the last call, in ID order: its current record, or none if it is no longer
+    /// held. It may never have been returned before.
     pub fn take_changes(&mut self, mut each: impl FnMut(&str, Option<RecordRef<'_, P>>)) {
         let mut touched = self.pool.touched.take();
         touched.append(&mut self.memory.touched.take());

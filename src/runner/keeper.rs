@@ -93,7 +93,7 @@ pub struct Work {
     pub positions: MergeState,
     /// Parameters to publish.
     pub params: Vec<(Name, Vec<u8>)>,
-    /// What is told of them once they are published.
+    /// Reported once they are published.
     pub told: Vec<(Name, Published)>,
     /// Who wants to know when it is done.
     pub done: Option<SyncSender<()>>,

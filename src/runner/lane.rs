@@ -319,7 +319,7 @@ impl LaneOutlets {
     }
 }
 
-/// Whether a lane can be gone on with from these.
+/// Whether these entries hold a complete state of the lane.
 fn is_whole(topic: &str, lane: i32, entries: &Entries) -> bool {
     let found = Mirror::open(topic, lane, entries.clone()).map(|archive| archive.newest(&lane_name(lane)));
     matches!(found, Ok(Ok((Some(_), _))))

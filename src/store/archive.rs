@@ -8,12 +8,12 @@
 //! r | lane | generation | index       record: checksum, key, and its value unless it is gone from here on
 //! ```
 //!
-//! The records of generation g are, of every key, the newest at or before g. A version goes once no kept generation
-//! needs it, so that every kept generation is whole, and a snapshot costs what has changed since the last. The head
-//! vouches for all of them: a record that is missing, left over or changed does not go unnoticed.
+//! The records of generation g are, for every key, the newest at or before g. A version is deleted once no kept generation
+//! needs it, so every kept generation is complete, and a snapshot costs what has changed since the last. The head holds a
+//! checksum over all of them, so a missing, extra or changed record is detected.
 //!
-//! Keys of the store grow with time, whatever the keys of the records: an ordered map likes that best. Values larger
-//! than a store takes are cut into parts, numbered behind the key.
+//! Keys of the store grow with time, whatever the keys of the records, which suits ordered maps. Values larger than the
+//! store permits are split into numbered parts.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -49,18 +49,18 @@ pub struct Snapshot {
 pub struct DamagedSnapshot {
     /// Which one.
     pub generation: u64,
-    /// What is wrong.
+    /// What is wrong with it.
     pub problem: String,
 }
 
-/// What is known of a lane's records, so that a commit need not read.
+/// Index of a lane's records, so that a commit need not read.
 #[derive(Default)]
 struct Index {
     /// Generations with the number of parts of their heads.
     generations: BTreeMap<u64, u32>,
     /// The newest version of each key that is there, by a hash of the key.
     newest: HashMap<u128, Version>,
-    /// What is of no use once no generation before this one is kept.
+    /// Versions that are obsolete once no generation before this one is kept.
     superseded: BTreeMap<u64, Vec<Version>>,
     sum: u64,
 }
@@ -179,7 +179,7 @@ impl<S: SnapshotStore> Archive<S> {
         Ok((None, damaged))
     }
 
-    /// Gives up all generations after this one.
+    /// Deletes all generations after this one.
     pub fn rewind(&mut self, lane: &str, generation: u64) -> Result<(), StoreError> {
         let mut batch = Batch::default();
         for prefix in [lane_key(b'h', lane), lane_key(b'r', lane)] {
@@ -194,8 +194,8 @@ impl<S: SnapshotStore> Archive<S> {
         if batch.deletes.is_empty() { Ok(()) } else { self.store.apply(batch) }
     }
 
-    /// Writes the next generation: what has changed since the last one, and a head. Returns its number once it is
-    /// durable. Generations beyond those to keep go in the same batch. If it fails, it can be tried again.
+    /// Writes the next generation: the changes since the last one, and a head. Returns its number once it is durable. The
+    /// same batch deletes generations beyond the limit. Can be retried after a failure.
     pub fn commit(&mut self, lane: &str, head: &[u8], changes: impl AsRef<[Change]>) -> Result<u64, StoreError> {
         self.store.recover()?;
         let mut index = match self.lanes.remove(lane) {
@@ -218,7 +218,7 @@ impl<S: SnapshotStore> Archive<S> {
         Ok(generation)
     }
 
-    /// Carries the newest whole generation of each lane over into an empty store.
+    /// Copies the newest intact generation of each lane to an empty store.
     fn salvage(&mut self) -> Result<(), StoreError> {
         let mut whole = Vec::new();
         for lane in self.lanes()? {
@@ -240,7 +240,7 @@ impl<S: SnapshotStore> Archive<S> {
         self.rewind(lane, index.newest_generation())?;
         self.versions(lane, &mut |version, record| match record {
             Some((key, value)) => index.note(key, version, value.is_none()),
-            // No generation that is whole needs it.
+            // No intact generation needs it.
             None => index.superseded.entry(version.generation).or_default().push(version),
         })?;
         Ok(index)

@@ -126,7 +126,7 @@ pub struct ModelNews {
 }
 
 impl Published {
-    /// What these parameters come to.
+    /// Summary of these parameters.
     pub fn of(params: &Params) -> Self {
         let models = params.models.iter().zip(&params.policy.scores);
         let models = models.map(|(name, score)| ModelNews::new(name, &score.eigenvalues)).collect();
@@ -135,7 +135,7 @@ impl Published {
 }
 
 impl ModelNews {
-    /// What these eigenvalues come to.
+    /// Summary of these eigenvalues.
     pub fn new(name: &Name, eigenvalues: &[f32]) -> Self {
         let mut eigenvalues: Vec<f32> = eigenvalues.iter().copied().filter(|value| *value != 0.0).collect();
         eigenvalues.sort_by(|a, b| b.abs().total_cmp(&a.abs()));

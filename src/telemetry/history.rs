@@ -12,7 +12,7 @@ pub struct History<T> {
 }
 
 impl<T> History<T> {
-    /// Nothing yet; a point every so many milliseconds, at first.
+    /// An empty history, with this initial interval in milliseconds.
     pub fn new(every_ms: u64) -> Self {
         Self { points: Vec::new(), every_ms }
     }

@@ -299,7 +299,7 @@ impl Counts {
         SpacePoint { version: by.params().version, traffic: by.models().iter().map(number).collect() }
     }
 
-    /// Those of spaces and models beyond the limits are told together.
+    /// Spaces and models beyond the limits are aggregated.
     fn decisions(&self, spaces: &[Arc<Compiled>]) -> Vec<(ModelLabels, u64)> {
         let mut room = MODELS_MAX;
         let mut rows = Vec::new();

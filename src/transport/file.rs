@@ -192,7 +192,7 @@ impl LogFile {
         Ok(times.into_iter().min())
     }
 
-    /// Goes on in a file of another name, or another compression, that holds the same.
+    /// Continues in a renamed or compressed file with the same content.
     pub fn move_to(&mut self, path: &Path) {
         self.path = path.to_owned();
         (self.lines, self.passed) = (None, 0);

@@ -183,7 +183,7 @@ struct Segments {
 struct Segment {
     path: PathBuf,
     file: File,
-    /// Whether it was handed over to be synced, and was not yet.
+    /// Whether it is queued for a sync.
     waits: AtomicBool,
     /// Whether its name is durable.
     is_listed: AtomicBool,
@@ -209,7 +209,7 @@ impl Segments {
         let whole = memchr::memrchr(b'\n', &lines[..written]).map_or(0, |end| end + 1);
         self.length += whole as u64;
         if whole > 0 && !segment.waits.swap(true, Ordering::Relaxed) {
-            // Nobody syncs any more when the process ends.
+            // Fails only when the process ends.
             let _ = self.unsynced.send(segment.clone());
         }
         if written > whole {

@@ -38,7 +38,7 @@ pub struct Dataset {
     pub candidates: Option<Candidates>,
     /// How far each model's similarities spread within a query.
     pub similarity_scale: Option<Vec<f64>>,
-    /// What is known of each query but its embedding; empty where there is no text beside the tensors.
+    /// Text and category of each query; empty without a text file.
     pub labels: Vec<Label>,
 }
 

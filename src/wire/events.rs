@@ -31,13 +31,13 @@ pub struct QueryEvent {
     pub query: Vec<f32>,
     /// The model that was chosen.
     pub model: Name,
-    /// What is known of the distribution that it was drawn from.
+    /// The known part of the distribution that it was drawn from.
     pub propensities: Propensities,
     /// The distribution before floor or guard were mixed in, where it differs.
     pub policy: Option<Vec<(Name, f64)>>,
 }
 
-/// What is known of the distribution that a model was drawn from.
+/// The known part of the distribution that a model was drawn from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Propensities {
     /// All of it.

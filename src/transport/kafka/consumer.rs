@@ -813,7 +813,7 @@ pub(super) fn other_type(message: &BorrowedMessage<'_>) -> Option<String> {
     kind.filter(|kind| !is_json(kind))
 }
 
-/// Whether a content type is JSON; Avro and Protobuf would be told apart here.
+/// Whether a content type is JSON.
 fn is_json(kind: &str) -> bool {
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     kind == "application/json" || kind.ends_with("+json") || kind == "text/json"

@@ -236,7 +236,7 @@ impl Scribe {
         self.spread.as_ref().and_then(belongs).is_some_and(|expected| expected != partition)
     }
 
-    /// The line that comes to what a message came to: the same event, or a dead letter.
+    /// The line with the same outcome as its message: the same event, or a dead letter.
     fn line<'a>(&mut self, side: Side, bytes: &'a [u8], record_ms: Option<i64>) -> Cow<'a, [u8]> {
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return self.wrap(bytes);
