@@ -199,7 +199,7 @@ impl<'a> Shards<'a> {
         }
         let mut sum = Trainer::new(spec.clone());
         for learner in self.lanes.values().filter_map(|shard| shard.learner.as_ref()) {
-            anyhow::ensure!(sum.add(learner), "cannot merge the shards of space {space}: their configurations differ");
+            anyhow::ensure!(sum.add(learner), "cannot merge the shards of space {space}: their states do not match");
         }
         // The sum of epochs grows when any of them does.
         let epoch = self.lanes.values().map(|shard| shard.epoch).sum::<u64>().min(STAMP_MAX);

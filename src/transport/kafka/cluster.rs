@@ -183,7 +183,7 @@ pub enum Problem {
     /// Other instances own lanes.
     #[error(
         "another instance: {0} is a member of the consumer group (transport.kafka.group) and may own lanes: stop the whole \
-         fleet first. A dead instance leaves the group when its session times out (45 s by default)"
+         fleet first. A dead instance leaves the group when its session times out"
     )]
     FleetRuns(String),
     /// Messages could not be delivered.
