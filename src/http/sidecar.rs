@@ -267,7 +267,9 @@ impl Sidecar {
         if self.settings.allows(space) {
             return Ok(());
         }
-        Err(Problem::field("space", "is not listed in [spaces], and learner.spaces = \"listed\""))
+        let detail =
+            format!("space {space} is not listed in [spaces], and learner.spaces = \"listed\": add it to [spaces]");
+        Err(Problem::field("space", detail))
     }
 
     /// Counts rejected parameters.

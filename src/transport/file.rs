@@ -587,7 +587,7 @@ mod tests {
             let (_directory, path) = file(name, bytes);
             let position = Position { floor: 100, ..Position::default() };
             let error = log(&path, AtEnd::Complete, Some(&position)).0.read().unwrap_err();
-            assert!(error.to_string().contains("shorter than the 100 bytes"), "{error}");
+            assert!(error.to_string().contains("shorter than its read position of 100 bytes"), "{error}");
             let facts = Arc::new(Facts::default());
             let (mut followed, _) = log(&path, AtEnd::Follow { idle: Duration::ZERO }, Some(&position));
             followed = followed.with_facts(facts.clone());

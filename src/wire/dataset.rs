@@ -377,13 +377,13 @@ mod tests {
         for (name, replacement, expected) in [
             ("query", None, "tensor query: missing"),
             ("expected_reward", None, "tensor expected_reward: missing"),
-            ("query", Some(f32s("query", &[4], &[1.0; 4])), "shape [4], expected n, d"),
+            ("query", Some(f32s("query", &[4], &[1.0; 4])), "shape [4], expected [n, d]"),
             ("query", Some(f32s("query", &[2, 2], &[1.0, 1.0, 0.0, 0.0])), "tensor query: row 1 is zero"),
             ("query", Some(f32s("query", &[2, 2], &[1.0, f32::NAN, 0.0, 0.0])), "tensor query: not all values"),
             ("query", Some(f32s("query", &[0, 2], &[])), "both above 0"),
-            ("query", Some(i32s("query", &[2, 2], &[1; 4])), "tensor query: is of I32, expected F32 or F64"),
-            ("expected_reward", Some(f32s("expected_reward", &[3, 2], &long)), "expected 2, M"),
-            ("expected_reward", Some(f32s("expected_reward", &[2, 2], &[0.5, 0.5, 1.5, 0.5])), "1.5 in row 1"),
+            ("query", Some(i32s("query", &[2, 2], &[1; 4])), "tensor query: has type I32, expected F32 or F64"),
+            ("expected_reward", Some(f32s("expected_reward", &[3, 2], &long)), "expected [2, M]"),
+            ("expected_reward", Some(f32s("expected_reward", &[2, 2], &[0.5, 0.5, 1.5, 0.5])), "row 1 has 1.5"),
             ("expected_reward", Some(f32s("expected_reward", &[2, 4], &wide)), "models: 2 names"),
             ("top1_reward", Some(f32s("top1_reward", &[2], &[0.5; 2])), "tensor top1_reward: has shape [2]"),
             ("candidate_offsets", None, "tensor candidate_offsets: missing"),
@@ -399,14 +399,14 @@ mod tests {
             assert!(error.contains(expected), "{name}: {error}");
         }
         for (models, expected) in
-            [("[\"a\"]", "1 names"), ("a,b", "no JSON array"), ("[\"a\",\"a\"]", "a is there twice")]
+            [("[\"a\"]", "has 1 names"), ("a,b", "not a JSON array"), ("[\"a\",\"a\"]", "a is listed twice")]
         {
             let error = decode(&file(&tensors(), Some(models)), None).unwrap_err().to_string();
             assert!(error.starts_with("metadata models") && error.contains(expected), "{error}");
         }
         for (text, expected) in [
-            ("a\tone", "queries.tsv: 1 lines for 2 queries"),
-            ("a\tone\nb", "queries.tsv, line 2: expected id, tab, text"),
+            ("a\tone", "queries.tsv: has 1 lines for 2 queries"),
+            ("a\tone\nb", "queries.tsv, line 2: expected tab-separated id, text"),
             ("a\tone\tx\ty\nb\ttwo", "line 1"),
         ] {
             let error = decode(&file(&tensors(), None), Some(text)).unwrap_err().to_string();

@@ -178,7 +178,7 @@ pub enum Bad {
     #[error("the limit of learner.spaces_max = {0} spaces is reached: raise it")]
     TooManySpaces(usize),
     /// Its space is not listed.
-    #[error("space {0} is not listed in [spaces], and learner.spaces = \"listed\"")]
+    #[error("space {0} is not listed in [spaces], and learner.spaces = \"listed\": add it to [spaces]")]
     UnlistedSpace(Name),
 }
 
@@ -401,7 +401,7 @@ impl Parser {
         match chosen > 0.0 && chosen <= 1.0 {
             true => Ok(Propensities::Chosen(chosen)),
             false => {
-                Err(bad_propensities(&self.events.fields.propensity, format!("{chosen} is not above 0 and at most 1")))
+                Err(bad_propensities(&self.events.fields.propensity, format!("{chosen} must be above 0 and at most 1")))
             }
         }
     }

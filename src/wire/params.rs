@@ -52,7 +52,7 @@ pub enum BadParams {
         problem: String,
     },
     /// The parameters do not match the configuration of their space.
-    #[error("space {space}: {problem}")]
+    #[error("space {space} {problem}")]
     Space {
         /// The space.
         space: Name,
@@ -143,7 +143,7 @@ pub fn decode_for(settings: &Settings, bytes: &[u8]) -> Result<Params, BadParams
     let params = decode(bytes)?;
     let differs = |problem: String| Err(BadParams::Space { space: params.space.clone(), problem });
     if !settings.allows(&params.space) {
-        return differs("is not listed in [spaces], and learner.spaces = \"listed\"".to_owned());
+        return differs("is not listed in [spaces], and learner.spaces = \"listed\": add it to [spaces]".to_owned());
     }
     let spec = settings.space(&params.space);
     if params.dim != spec.dim {
@@ -440,8 +440,14 @@ mod tests {
             (format!("[learner]\n{good}"), None),
             (format!("[learner]\n{good}\nspaces = \"listed\""), Some("is not listed")),
             (format!("[learner]\nspaces = \"listed\"\n[spaces.shop]\n{good}"), None),
-            (format!("[learner]\n{good}\n[spaces.shop]\ndim = 4"), Some("has dim = 3, but learner.dim = 4")),
-            ("[learner]\ndim = 3\nmodels = [\"bge\", \"zero\"]".to_owned(), Some("names model mini.lm")),
+            (
+                format!("[learner]\n{good}\n[spaces.shop]\ndim = 4"),
+                Some("has dim = 3, but the configuration has learner.dim = 4"),
+            ),
+            (
+                "[learner]\ndim = 3\nmodels = [\"bge\", \"zero\"]".to_owned(),
+                Some("has model mini.lm, which is not configured"),
+            ),
         ] {
             let found = decode_for(&settings(&text), &bytes);
             match expected {

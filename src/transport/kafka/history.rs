@@ -43,7 +43,9 @@ impl FromStr for Mark {
             Some(offset) => offset.parse().ok().map(Self::Offset),
             None => parse_time(text).map(Self::Time),
         };
-        mark.ok_or_else(|| "expected a time such as 2026-01-31T12:00:00Z or 1769860800000, or an offset such as offset:123".to_owned())
+        mark.ok_or_else(|| {
+            "expected a time such as 2026-01-31T12:00:00Z or 1769860800000, or an offset such as offset:123".to_owned()
+        })
     }
 }
 
