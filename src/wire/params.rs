@@ -366,7 +366,7 @@ mod tests {
     fn numbers_beyond_their_bounds_are_errors() {
         for (from, to, expected) in [
             (r#""dim":"3""#, r#""dim":"9223372036854775808""#, "dim"),
-            (r#""dim":"3""#, r#""dim":"65537""#, "65537 is out of range: must be 1 to 65536"),
+            (r#""dim":"3""#, r#""dim":"65537""#, "65537 is not between 1 and 65536"),
             (r#""dim":"3""#, r#""dim":"0""#, "dim"),
             (r#""epoch":"2""#, r#""epoch":"18446744073709551615""#, "epoch"),
             (r#""version":"1234""#, r#""version":"18446744073709551615""#, "version"),
@@ -374,7 +374,7 @@ mod tests {
             (r#""created_ms":"1731700000000""#, r#""created_ms":"18446744073709551615""#, "created_ms"),
             (r#""inverse_gap":"30.5""#, r#""inverse_gap":"1e300""#, "inverse_gap"),
             (r#""algorithm":"hpg""#, r#""algorithm":"h\n""#, "algorithm"),
-            (r#"[\"bge\",\"mini.lm\",\"zero\"]"#, "[]", "models: 0 names"),
+            (r#"[\"bge\",\"mini.lm\",\"zero\"]"#, "[]", "models: has 0 names"),
         ] {
             let error = decode(&lying(from, to)).unwrap_err().to_string();
             assert!(error.contains(expected), "{to}: {error}");
@@ -397,7 +397,7 @@ mod tests {
             params.models[2] = params.models[0].clone();
             params.policy.scores = vec![ScoreForm::default(); 3];
         };
-        check(&twice, "bge is there twice");
+        check(&twice, "bge is listed twice");
         check(&|params| params.policy.scores[0].eigenvectors[1] = 1e30, "bge.eigenvectors: 1e30 is not");
         check(&|params| params.policy.scores[0].eigenvalues[1] = -1e25, "bge.eigenvalues");
         check(&|params| params.policy.scores[1].linear[1] = f32::NAN, "mini.lm.linear");
@@ -406,7 +406,7 @@ mod tests {
             params.policy.scores[0].eigenvalues = vec![1.0; 4];
             params.policy.scores[0].eigenvectors = vec![0.0; 12];
         };
-        check(&more_eigenvalues_than_dimensions, "bge.eigenvalues: F32 of shape [4]");
+        check(&more_eigenvalues_than_dimensions, "bge.eigenvalues: type F32 with shape [4]");
         let without_eigenvectors = |params: &mut Params| params.policy.scores[0].eigenvectors.clear();
         check(&without_eigenvectors, "there are 2 eigenvalues");
     }
