@@ -27,7 +27,7 @@ pub struct Bucket {
     unrecorded: u64,
 }
 
-/// What becomes of a dead letter.
+/// How a dead letter is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recording {
     /// It is recorded.
@@ -52,7 +52,7 @@ impl Bucket {
         Recording::Counted
     }
 
-    /// Notes a good event.
+    /// Records a valid event.
     pub fn refill(&mut self) {
         self.taken_bytes = self.taken_bytes.saturating_sub(REFILL_BYTES);
     }

@@ -1,7 +1,7 @@
 //! The one owner of a lane: joins, learners, counts. Events in, effects out.
 //!
-//! [`Engine::step`] is pure: it reads no clock and does no I/O. Whoever drives it (replay, daemon, tests) brings inputs in
-//! the order of [`Input::key`] and carries the effects out. Every event ends in exactly one count, so that counts
+//! [`Engine::step`] is pure: it reads no clock and does no I/O. The caller (replay, daemon, tests) passes inputs in the order
+//! of [`Input::key`] and carries the effects out. Every event ends in exactly one count, so that counts
 //! balance after every step:
 //!
 //! ```text
@@ -9,24 +9,24 @@
 //! rewards read = dead_lettered + used + duplicate + late + orphaned + evicted + pending
 //! ```
 //!
-//! For snapshots the engine is a small head and many records, of which it hands out those that have changed:
+//! A snapshot of the engine is a small head and many records, of which only the changed ones are written:
 //!
 //! | key | record |
 //! |---|---|
 //! | `s` space | its models, those retired, and the join without its requests |
 //! | `t` space | its learner, complete; absent while the space has no examples |
 //! | `r` space | a space without a query so far, in place of `s`: only rewards wait in it |
-//! | `q` space 0 request id | a request that waits for its reward, or is remembered |
+//! | `q` space 0 request id | a pending or remembered request |
 //! | `g` | counts of the spaces that were evicted |
 //! | `d` | which dead letters are recorded |
 //!
 //! # Which spaces exist
 //!
-//! Only a query creates a space. Rewards that come before it wait in the lobby, where they take no learner and no place
-//! among `learner.spaces_max` spaces; the first query of their space takes them along. The lobby is bounded, and so is the
-//! number of spaces: beyond its bound a new one evicts the most idle space without examples, the one whose newest event is
-//! oldest. `default` and listed spaces always fit and are never evicted. The requests of what is evicted are counted
-//! `evicted`. All of this depends on the order of events alone.
+//! Only a query creates a space. Rewards that arrive before it are held in the lobby, where they use no learner and do not
+//! count towards `learner.spaces_max`; the first query of their space takes them over. The lobby and the number of spaces are
+//! bounded: at the limit a new space evicts the most idle space without examples, the one whose newest event is oldest.
+//! `default` and listed spaces always fit and are never evicted. Requests of evicted spaces are counted `evicted`. All of
+//! this depends on the order of events alone.
 
 mod probation;
 
@@ -50,7 +50,7 @@ use crate::wire::events::{Bad, Parser, Propensities, QueryEvent, RewardEvent};
 use crate::wire::export::Spectrum;
 use probation::{Held, Probation, SavedProbation};
 
-/// Which input an event came in by.
+/// The input of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Side {
@@ -80,8 +80,8 @@ enum Event {
 pub type Key<'a> = (i64, Side, &'a Name, &'a str, &'a [u8]);
 
 impl Input {
-    /// Reads an event; a bad one becomes an input too, so that it is counted.
-    /// `record_ms` is when the log says that it was written, if it says so.
+    /// Parses an event; a malformed one becomes an input too, so that it is counted.
+    /// `record_ms` is the timestamp of the record, if the log has one.
     pub fn parse(parser: &Parser, side: Side, bytes: Vec<u8>, record_ms: Option<i64>) -> Self {
         let event = match side {
             Side::Query => parser.query(&bytes, record_ms).map(Event::Query),
@@ -129,10 +129,10 @@ impl Event {
     }
 }
 
-/// What a step asks the outside to do, and what it did.
+/// Effects of a step.
 #[derive(Debug, Default, PartialEq)]
 pub struct Effects {
-    /// Events that were bad, to be kept with their reason: this one, and those that it contradicted.
+    /// Dead letters: this event, or held ones that it contradicted.
     pub dead_letters: Vec<DeadLetter>,
     /// Examples that were learned from, in order.
     pub applied: Vec<Applied>,
@@ -140,16 +140,16 @@ pub struct Effects {
     pub evicted: Vec<Name>,
 }
 
-/// A bad event.
+/// A dead letter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeadLetter {
-    /// Where it came in.
+    /// Query or reward.
     pub side: Side,
     /// Its original bytes; only the first of them if it was too large.
     pub bytes: Vec<u8>,
-    /// What was wrong.
+    /// The problem.
     pub bad: Bad,
-    /// Where an event was read that was held since; none for the event of this step.
+    /// Source position of a held event; `None` for the event of this step.
     pub place: Option<String>,
     /// Whether it is recorded.
     pub recording: Recording,
@@ -181,7 +181,7 @@ struct Decision {
     policy: Option<Vec<f64>>,
 }
 
-/// What is known of the distribution, over the space's models.
+/// The known part of the distribution over the space's models.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum Known {
     Full(Vec<f64>),
@@ -234,7 +234,7 @@ impl AddAssign for Counts {
     }
 }
 
-/// What several lanes have come to together.
+/// Totals of several lanes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Totals {
     /// Their counts, added.
@@ -283,20 +283,20 @@ struct Space {
     joiner: Joiner<Decision>,
     /// Events that are too far ahead of the others to be believed yet.
     probation: Probation,
-    /// Models that were there once.
+    /// Retired models.
     retired: BTreeSet<Name>,
     /// Whether it has neither examples nor imported parameters: its learner is as good as new.
     is_blank: bool,
     /// Whether it has changed since its changes were taken.
     touched: bool,
-    /// Whether some of its records were handed out, or came from a snapshot.
+    /// Whether some of its records are in a snapshot.
     is_saved: bool,
 }
 
 /// Names by the time of their newest event, the most idle first.
 type IdleOrder = BTreeSet<(Option<i64>, Name)>;
 
-/// What is known of the spaces that have rewards but no query so far.
+/// Index of the spaces that have rewards but no query so far.
 #[derive(Default)]
 struct Lobby {
     /// How many there are.
@@ -326,10 +326,10 @@ impl Lobby {
     }
 }
 
-/// What is left of spaces that were evicted or dropped.
+/// Counts of spaces that were evicted or dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Gone {
-    /// What became of their events.
+    /// Outcomes of their events.
     join: JoinCounts,
     /// Examples that they had learned from.
     applied: u64,
@@ -356,7 +356,7 @@ struct SavedSpace {
     probation: SavedProbation,
 }
 
-/// The same as format version 1 had it.
+/// The same in format version 1.
 #[derive(Deserialize)]
 struct SavedSpaceV1 {
     models: Vec<Name>,
@@ -377,34 +377,34 @@ impl SavedSpace {
     }
 }
 
-/// Why a snapshot cannot be gone on with.
+/// Why a snapshot cannot be restored.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum BadSnapshot {
-    /// A space does not fit the configuration.
+    /// A space does not match the configuration.
     #[error("space {space}: {problem}")]
     Space {
         /// Which one.
         space: String,
-        /// In what way.
+        /// The problem.
         problem: BadState,
     },
-    /// A join does not fit its records.
+    /// A join is inconsistent with its records.
     #[error("space {space}: {problem}")]
     Join {
         /// Which one.
         space: String,
-        /// In what way.
+        /// The problem.
         problem: BadJoin,
     },
-    /// A record is not what it should be.
+    /// A record is damaged.
     #[error(transparent)]
     Damaged(#[from] Damaged),
-    /// A record that belongs to nothing.
-    #[error("a record belongs to no space")]
+    /// A record belongs to no space.
+    #[error("a record of the snapshot belongs to no space")]
     Stray,
 }
 
-/// Of one space what costs nothing to tell.
+/// Figures of one space that are cheap to compute.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tally<'a> {
     /// Its name.
@@ -413,7 +413,7 @@ pub struct Tally<'a> {
     pub models: &'a [Name],
     /// Examples in applied batches.
     pub version: u64,
-    /// What became of its events.
+    /// Outcomes of its events.
     pub counts: Counts,
     /// Sum of the rewards learned from.
     pub reward_sum: f64,
@@ -428,20 +428,20 @@ pub struct SpaceView {
     pub models: Vec<Name>,
     /// Examples in applied batches.
     pub version: u64,
-    /// What became of its events.
+    /// Outcomes of its events.
     pub counts: Counts,
     /// Mean of the rewards learned from.
     pub mean_reward: f64,
-    /// Models that were there once.
+    /// Retired models.
     pub retired: Vec<Name>,
     /// Its parameters, where the algorithm has some.
     pub eigens: Vec<Eigen>,
-    /// Whether routing pays.
+    /// Estimated lift of routing.
     pub worth: Option<WorthView>,
 }
 
 impl Engine {
-    /// A lane that has not seen anything.
+    /// An empty lane.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -464,8 +464,8 @@ impl Engine {
         self.shows_examples = true;
     }
 
-    /// Goes on from a snapshot: its head, and its records by key. The settings may differ from those it was made with:
-    /// models are matched by name, new ones start at zero, those that are gone are retired.
+    /// Restores a snapshot: its head, and its records by key. The settings may differ from those of the snapshot: models are
+    /// matched by name, new ones start at zero, missing ones are retired.
     pub fn restore(
         settings: Settings,
         head: EngineHead,
@@ -508,7 +508,7 @@ impl Engine {
         EngineHead { queries_dead: self.queries_dead, rewards_dead: self.rewards_dead }
     }
 
-    /// Records that have changed since the last call, or ever: key, and value unless it is gone.
+    /// Records changed since the last call: key, and value unless deleted.
     pub fn take_changes(&mut self) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
         let mut changes = Vec::new();
         for (name, space) in self.spaces.iter_mut().filter(|(_, space)| space.touched) {
@@ -533,7 +533,7 @@ impl Engine {
             changes.push((vec![GONE], Some(envelope::encode(&self.gone))));
         }
         if !self.deleted.is_empty() {
-            // A space that came back since has written some of these keys anew.
+            // A space that was created again since has rewritten some of these keys.
             let written: BTreeSet<Vec<u8>> = changes.iter().map(|(key, _)| key.clone()).collect();
             let deleted: BTreeSet<Vec<u8>> = self.deleted.drain(..).collect();
             changes.extend(deleted.difference(&written).map(|key| (key.clone(), None)));
@@ -545,7 +545,7 @@ impl Engine {
         changes
     }
 
-    /// Drops a space with all that it has learned; false if there is none of this name.
+    /// Drops a space with everything it has learned; false if it does not exist.
     pub fn drop_space(&mut self, name: &Name) -> bool {
         self.unlist(name);
         self.remove(name)
@@ -555,12 +555,15 @@ impl Engine {
     pub fn import(&mut self, space: Name, eigens: &[(Name, Spectrum)], dim: usize) -> Result<(), BadImport> {
         let spec = self.settings.space(&space);
         if dim != spec.dim {
-            return Err(BadImport(format!("it has dim = {dim}, space {space} has {}", spec.dim)));
+            return Err(BadImport(format!(
+                "the file has dim = {dim}, but space {space} has dim = {}: import into a space of the same dimension",
+                spec.dim
+            )));
         }
         let places: Vec<Option<usize>> =
             eigens.iter().map(|(name, _)| spec.models.iter().position(|known| known == name)).collect();
         if let Some(at) = places.iter().position(Option::is_none) {
-            return Err(BadImport(format!("space {space} has no model {}", eigens[at].0)));
+            return Err(BadImport(format!("space {space} has no model {}: add it to learner.models", eigens[at].0)));
         }
         self.unlist(&space);
         self.admit(&space, &mut Vec::new()).map_err(|bad| BadImport(bad.to_string()))?;
@@ -570,8 +573,11 @@ impl Engine {
         for (place, (_, (lambda, vectors))) in places.into_iter().flatten().zip(eigens) {
             if !trainer.set(place, lambda, vectors) {
                 let spec = trainer.spec();
-                let way_out = "import into hpg in mode factored, explicit or exact";
-                return Err(BadImport(format!("{} cannot start from given parameters: {way_out}", spec.algorithm())));
+                let way_out = "use algorithm hpg with mode factored, explicit or exact";
+                return Err(BadImport(format!(
+                    "algorithm {} does not support imported parameters: {way_out}",
+                    spec.algorithm()
+                )));
             }
         }
         Ok(())
@@ -601,7 +607,7 @@ impl Engine {
         self.trainer(space).map(Trainer::version)
     }
 
-    /// Whether routing pays in a space; none if nothing was judged.
+    /// Estimated lift of routing in a space; `None` without estimates.
     pub fn worth(&self, space: &Name) -> Option<WorthView> {
         self.trainer(space)?.worth()
     }
@@ -611,12 +617,12 @@ impl Engine {
         self.trainer(space).map(Trainer::policy)
     }
 
-    /// Takes one event.
+    /// Processes one event.
     pub fn step(&mut self, input: Input) -> Effects {
         self.step_from(input, String::new)
     }
 
-    /// Takes one event; `place` says where it was read, in case it has to be held.
+    /// Processes one event; `place` returns its source position, in case it is held.
     pub fn step_from(&mut self, input: Input, place: impl FnOnce() -> String) -> Effects {
         let mut effects = Effects::default();
         let Ok((ts_ms, space)) = input.event.as_ref().map(Event::time) else {
@@ -650,7 +656,7 @@ impl Engine {
         effects
     }
 
-    /// Takes events on probation that were confirmed, and gives up those that were contradicted.
+    /// Processes confirmed events on probation, and rejects contradicted ones.
     fn resolve(&mut self, name: &Name, effects: &mut Effects) {
         let reach_ms = self.settings.reach_ms();
         while let Some(space) = self.spaces.get_mut(name) {
@@ -684,7 +690,7 @@ impl Engine {
         }
     }
 
-    /// Hands an event to its space; a bad one becomes a dead letter. Whether it was good. `observes`: its time counts; that of
+    /// Passes an event to its space; a malformed one becomes a dead letter. Returns whether it was valid. `observes`: its time counts; that of
     /// an event that was held has counted already.
     fn take(&mut self, input: Input, observes: bool, place: Option<String>, effects: &mut Effects) -> bool {
         let Input { side, bytes, event, after_ms } = input;
@@ -720,7 +726,7 @@ impl Engine {
         effects.dead_letters.push(DeadLetter { side, bytes, bad, place, recording });
     }
 
-    /// The end of a replay: closes all windows, takes what no later event can confirm any more, and applies partial batches.
+    /// Ends a replay: closes all windows, releases events on probation, and applies partial batches.
     pub fn finish(&mut self) -> Effects {
         let mut effects = Effects::default();
         let names: Vec<Name> = self.spaces.keys().cloned().collect();
@@ -887,7 +893,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes room for one more space that is not reserved. Listed ones that are not there yet keep their places.
+    /// Makes room for one more space that is not reserved. Room for listed spaces stays reserved.
     fn make_room(&mut self, evicted: &mut Vec<Name>) -> Result<(), Bad> {
         let most = self.settings.spaces_max;
         let is_there = |name: &Name| self.spaces.get(name).is_some_and(|space| !space.is_waiting());
@@ -955,7 +961,7 @@ impl Engine {
 
 static NONE_RETIRED: BTreeSet<Name> = BTreeSet::new();
 
-/// What the records of a space come to.
+/// A space restored from its records.
 #[derive(Default)]
 struct SpaceParts {
     space: Option<SavedSpace>,
@@ -1098,7 +1104,7 @@ impl Space {
         counts
     }
 
-    /// What became of its events; those on probation are pending.
+    /// Outcomes of its events; those on probation are pending.
     fn counts(&self) -> Counts {
         let mut join = *self.joiner.counts();
         let (queries, rewards) = (self.probation.pending(Side::Query), self.probation.pending(Side::Reward));
@@ -1158,7 +1164,7 @@ impl Space {
         Example::new(query, model, propensities, policy, reward).expect("checked when it came")
     }
 
-    /// A whole distribution from what is known of the chosen model, and the policy where it differs.
+    /// The full distribution, completed from the propensity of the chosen model, and the policy where it differs.
     fn assume(
         &self,
         query: &Query,

@@ -28,7 +28,7 @@ pub fn excerpt(text: &str, bytes_max: usize) -> Cow<'_, str> {
 
 /// Why a string is not a [`Name`]. Long strings are quoted in part, since the error may travel with the event.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{0:?} is not a name: use 1 to 64 of A-Z a-z 0-9 . _ -, not starting with a dot")]
+#[error("{0:?} is not a name: use 1 to 64 characters of A-Z a-z 0-9 . _ -, not starting with a dot")]
 pub struct BadName(pub String);
 
 impl Name {
@@ -92,7 +92,7 @@ pub struct Query(Vec<f64>);
 #[derive(Debug, Error, PartialEq)]
 pub enum BadQuery {
     /// A component is NaN or infinite.
-    #[error("component {index} of the query is {value}: every component must be finite")]
+    #[error("component {index} of the query is {value}: all components must be finite")]
     NotFinite {
         /// Position of the component.
         index: usize,
@@ -100,14 +100,14 @@ pub enum BadQuery {
         value: f64,
     },
     /// All components are zero, so there is no direction to normalise to.
-    #[error("the query is the zero vector (or empty): it has no direction")]
+    #[error("the query is empty or the zero vector, which has no direction")]
     Zero,
     /// The number of components is not the space's dimension.
-    #[error("the query has {found} components, the space has dim = {expected}")]
+    #[error("the query has {found} components, but the space has dim = {expected}")]
     Dimension {
-        /// Components that came.
+        /// Components of the query.
         found: usize,
-        /// Components that the space has.
+        /// Dimension of the space.
         expected: usize,
     },
 }
@@ -163,7 +163,11 @@ impl<'de> Deserialize<'de> for Query {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let q = Vec::<f64>::deserialize(deserializer)?;
         let norm = q.iter().map(|x| x * x).sum::<f64>();
-        if (norm - 1.0).abs() < 1e-9 { Ok(Self(q)) } else { Err(serde::de::Error::custom("not a unit query")) }
+        if (norm - 1.0).abs() < 1e-9 {
+            Ok(Self(q))
+        } else {
+            Err(serde::de::Error::custom("the query is not a unit vector"))
+        }
     }
 }
 
@@ -181,21 +185,21 @@ pub struct Example {
 /// Why an [`Example`] cannot be learned from.
 #[derive(Debug, Error, PartialEq)]
 pub enum BadExample {
-    /// The query does not fit the space.
+    /// The query does not match the space.
     #[error(transparent)]
     Query(#[from] BadQuery),
-    /// A probability vector has another length than the space has models.
-    #[error("{field} has {found} entries, the space has {expected} models")]
+    /// A probability vector does not have one entry per model.
+    #[error("{field} has {found} entries, but the space has {expected} models")]
     Length {
         /// `propensities` or `policy`.
         field: &'static str,
-        /// Entries that came.
+        /// Number of entries.
         found: usize,
         /// Models of the space.
         expected: usize,
     },
     /// A probability is NaN or outside of 0..1.
-    #[error("{field} holds {value}: every probability must be in 0..1")]
+    #[error("{field} contains {value}: probabilities must be between 0 and 1")]
     Probability {
         /// `propensities` or `policy`.
         field: &'static str,
@@ -203,13 +207,13 @@ pub enum BadExample {
         value: f64,
     },
     /// The chosen model's index is beyond the space's models.
-    #[error("model {0} was chosen, but there is no such model")]
+    #[error("the chosen model has index {0}, but the space has no such model")]
     Model(usize),
     /// The chosen model has propensity zero: it cannot have been drawn.
     #[error("the chosen model has propensity 0: it cannot have been drawn")]
     Impossible,
     /// The reward is NaN or outside of 0..1.
-    #[error("reward {0} is outside of 0..1: map it to that range first")]
+    #[error("reward {0} is not between 0 and 1: scale it to that range first")]
     Reward(f64),
 }
 

@@ -1,13 +1,13 @@
 //! The join of query events with reward events, for one space, in event time.
 //!
 //! A space's time T is an [`EventTime`]: the 8th largest `ts_ms` observed, so that a few wrong timestamps close no window.
-//! The caller observes an event's timestamp first, which moves T and closes what T is past, and then hands the event
-//! over; so no clock and no arrival rate can change what is learned. With w = `window_ms`, e = `early_ms`:
+//! The caller observes an event's timestamp first, which moves T and closes what T is past, and then passes the
+//! event; so no clock and no arrival rate can change what is learned. With w = `window_ms`, e = `early_ms`:
 //!
 //! - a reward counts if ts_query - e <= ts_reward <= ts_query + w, both ends included;
 //! - a query's window is past when T > ts_query + w, a waiting reward is past when T > ts_reward + e.
 //!
-//! What becomes of a query, the first that applies:
+//! The outcome of a query is the first that applies:
 //!
 //! | outcome | when |
 //! |---|---|
@@ -19,7 +19,7 @@
 //! | evicted | it was the oldest when the bounds were exceeded; never learned, not even as the default |
 //! | pending | none of these yet |
 //!
-//! What becomes of a reward, the first that applies:
+//! The outcome of a reward is the first that applies:
 //!
 //! | outcome | when |
 //! |---|---|
@@ -123,7 +123,7 @@ pub struct Joined<P> {
     pub rewarded_ms: Option<i64>,
 }
 
-/// What became of the queries and rewards. Outcomes are disjoint, each side sums up to what was read.
+/// Outcomes of queries and rewards. They are disjoint, and each side sums to the events read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinCounts {
     /// The queries.
@@ -132,7 +132,7 @@ pub struct JoinCounts {
     pub rewards: RewardCounts,
 }
 
-/// What became of the queries; the module's table says when.
+/// Outcomes of queries; see the table of the module.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueryCounts {
     /// All that came: the sum of the others.
@@ -147,13 +147,13 @@ pub struct QueryCounts {
     pub joined: u64,
     /// Got no reward.
     pub expired: u64,
-    /// Had to go for the bounds.
+    /// Evicted because of the limits.
     pub evicted: u64,
     /// Have an open window.
     pub pending: u64,
 }
 
-/// What became of the rewards; the module's table says when.
+/// Outcomes of rewards; see the table of the module.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RewardCounts {
     /// All that came: the sum of the others.
@@ -166,7 +166,7 @@ pub struct RewardCounts {
     pub late: u64,
     /// Have no query within reach.
     pub orphaned: u64,
-    /// Had to go for the bounds.
+    /// Evicted because of the limits.
     pub evicted: u64,
     /// Are held for an open window, or wait for their query.
     pub pending: u64,
@@ -211,7 +211,7 @@ pub struct JoinHead {
     pub spec: JoinSpec,
     /// The space's time.
     pub clock: EventTime,
-    /// What became of all that came.
+    /// Outcomes of all events.
     pub counts: JoinCounts,
     /// As in [`Load`]: no count tells otherwise whether a finished request got lost.
     pub remembered: usize,
@@ -225,7 +225,7 @@ pub struct Record<P>(State<Waiting<P>, Finished>);
 #[derive(Debug, Serialize)]
 pub struct RecordRef<'a, P>(State<&'a Waiting<P>, &'a Finished>);
 
-/// The head as format version 1 had it.
+/// The head in format version 1.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JoinHeadV1 {
     spec: JoinSpec,
@@ -246,10 +246,10 @@ impl From<JoinHeadV1> for JoinHead {
 
 /// Why a saved joiner cannot be restored.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("the saved join contradicts itself: go back to an older snapshot, or replay")]
+#[error("the saved join is inconsistent: roll back to an older snapshot, or rebuild the store by replay")]
 pub struct BadJoin;
 
-/// The join of one space. Its serialized form is for digests: equal for joiners that go on equally.
+/// The join of one space. Its serialized form is for digests: equal for joiners that behave equally from here on.
 #[derive(Debug, Clone, Serialize)]
 pub struct Joiner<P> {
     spec: JoinSpec,
@@ -260,7 +260,7 @@ pub struct Joiner<P> {
 }
 
 impl<P: Payload> Joiner<P> {
-    /// A joiner that has not seen anything.
+    /// An empty joiner.
     pub fn new(spec: JoinSpec) -> Self {
         Self::with_clock(spec, EventTime::new(CONFIRMATIONS))
     }
@@ -289,7 +289,7 @@ impl<P: Payload> Joiner<P> {
         Ok(joiner)
     }
 
-    /// Goes on by another rule, from the next event on: for a restart with a changed configuration.
+    /// Applies another rule from the next event on: for a restart with a changed configuration.
     pub fn set_spec(&mut self, spec: JoinSpec) {
         self.spec = spec;
     }
@@ -393,7 +393,7 @@ impl<P: Payload> Joiner<P> {
         self.keep_bounds();
     }
 
-    /// What became of all that came.
+    /// Outcomes of all events.
     pub fn counts(&self) -> &JoinCounts {
         &self.counts
     }
@@ -427,8 +427,8 @@ impl<P: Payload> Joiner<P> {
         self.memory.touched.start(self.memory.finished.keys());
     }
 
-    /// Hands out every request that changed since the last time, in the order of their ids: its present record, or none
-    /// if it is held no longer. It may never have been handed out before.
+    /// Returns every request that changed since the last call, in ID order: its current record, or none if it is no longer
+    /// held. It may never have been returned before.
     pub fn take_changes(&mut self, mut each: impl FnMut(&str, Option<RecordRef<'_, P>>)) {
         let mut touched = self.pool.touched.take();
         touched.append(&mut self.memory.touched.take());

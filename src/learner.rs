@@ -1,11 +1,11 @@
-//! Learning, as seen from outside: the [`Learner`] trait that every algorithm implements, and the [`Trainer`] that
-//! owns one with all that algorithms share.
+//! The [`Learner`] trait that every algorithm implements, and the [`Trainer`] that owns one with the state that all
+//! algorithms share.
 //!
-//! The trainer keeps the pending batch, the running mean of rewards, the counters and the random generator, so that
-//! an algorithm is only its mathematics. Everything that matters for going on is in what [`Trainer::save`] returns.
+//! The trainer keeps the pending batch, the running mean of rewards, the counters and the random generator, so that an
+//! algorithm is only its mathematics. [`Trainer::save`] returns the complete state.
 //!
-//! An algorithm may be faster where it knows which examples come next. The trainer then puts a few of them off, until they
-//! are enough or somebody looks: nobody can tell by anything but the time that it was not done at once.
+//! Some algorithms are faster if they know the next examples. The trainer then defers a few of them until there are enough
+//! or the state is read. This affects only the speed, not the result.
 
 use std::cell::{RefCell, RefMut};
 
@@ -36,17 +36,17 @@ pub trait Learner: Send {
     /// The score of each model for a query, under the current policy.
     fn scores(&self, query: &Query, scores: &mut [f64]);
 
-    /// The same for a query that is learned from next: what scores are made of need not be made again.
+    /// The same for a query that is learned from next, so that intermediate results can be reused.
     fn look(&mut self, query: &Query, scores: &mut [f64]) {
         self.scores(query, scores);
     }
 
-    /// How many examples it is of use to expect at once.
+    /// Useful number of examples to announce at once.
     fn foresight(&self) -> usize {
         1
     }
 
-    /// Says from which examples it learns next, one by one. It changes nothing but the time that this takes.
+    /// Announces the next examples, in order. Affects only the speed.
     fn expect(&mut self, _examples: &[Example]) {}
 
     /// Fills in what the algorithm plays the largest of, where it plays by an index that the routing form cannot hold;
@@ -76,12 +76,12 @@ pub trait Learner: Send {
         false
     }
 
-    /// Adds what another has learned, where learning is summing; false if it is not.
+    /// Adds the state of another learner, if learning is a sum over examples; false if it is not.
     fn add(&mut self, _other: LearnerState) -> bool {
         false
     }
 
-    /// All that is needed to go on.
+    /// The complete state.
     fn save(&self) -> LearnerState;
 }
 
@@ -158,7 +158,7 @@ pub struct Decision {
     pub distribution: Distribution,
 }
 
-/// A learner with everything that all of them share.
+/// A learner with the state that all algorithms share.
 pub struct Trainer {
     spec: Spec,
     student: RefCell<Student>,
@@ -169,14 +169,14 @@ struct Student {
     learner: Box<dyn Learner>,
     book: Book,
     worth: Worth,
-    /// Examples that were put off.
+    /// Deferred examples.
     ahead: Vec<Example>,
     /// What the policy gives to each model for the example that it is judged by, and memory that judging needs.
     judged: Vec<f64>,
     scratch: Scratch,
 }
 
-/// What the trainer remembers.
+/// Counters and means of the trainer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Book {
     generator: ChaCha8Rng,
@@ -187,7 +187,7 @@ struct Book {
     version: u64,
 }
 
-/// What [`Trainer::save`] seals.
+/// The saved form of a trainer.
 #[derive(Debug, Serialize, Deserialize)]
 struct Saved {
     algorithm: String,
@@ -198,7 +198,7 @@ struct Saved {
     worth: Worth,
 }
 
-/// What it sealed in version 1.
+/// The saved form in version 1.
 #[derive(Deserialize)]
 struct SavedUnjudged {
     algorithm: String,
@@ -208,14 +208,16 @@ struct SavedUnjudged {
     state: LearnerState,
 }
 
-/// Why a saved state cannot be gone on with.
+/// Why a saved state cannot be restored.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum BadState {
-    /// The bytes are not what was saved.
+    /// The bytes are damaged.
     #[error(transparent)]
     Damaged(#[from] Damaged),
     /// It belongs to another configuration.
-    #[error("the saved state has {key} = {saved}, the configuration {configured}: set it back, or start anew")]
+    #[error(
+        "the saved state has {key} = {saved}, but the configuration has {configured}: set it back, or start with an empty store.dir"
+    )]
     Mismatch {
         /// The key that differs.
         key: &'static str,
@@ -224,9 +226,10 @@ pub enum BadState {
         /// Its configured value.
         configured: String,
     },
-    /// It was saved with another mode, a larger rank or other features, or holds what no learner can have written.
+    /// It was saved with another mode, a larger rank or other features, or holds impossible values.
     #[error(
-        "the saved state does not fit learner.mode, learner.rank, learner.features, learner.feature_rank and learner.dim as configured"
+        "the saved state does not match the configured learner.mode, learner.rank, learner.features, learner.feature_rank and \
+         learner.dim: set them back, or start with an empty store.dir"
     )]
     Shape,
 }
@@ -235,7 +238,7 @@ pub enum BadState {
 const VERSION: u16 = 2;
 
 impl Trainer {
-    /// A learner that has not seen anything.
+    /// An untrained learner.
     pub fn new(spec: Spec) -> Self {
         let (dim, models, half_life) = (spec.dim, spec.models.len(), spec.half_life);
         let learner: Box<dyn Learner> = match &spec.method {
@@ -268,7 +271,7 @@ impl Trainer {
         Self { spec, student: RefCell::new(student) }
     }
 
-    /// Goes on from a saved state. Hyper-parameters and models come from `spec` and may differ from those it was saved
+    /// Restores a saved state. Hyper-parameters and models come from `spec` and may differ from those it was saved
     /// with. Models are matched by name and new ones start at zero; a batch that was pending is applied to the old ones.
     pub fn restore(spec: Spec, bytes: &[u8]) -> Result<Self, BadState> {
         let saved = Saved::open(&spec, bytes)?;
@@ -285,13 +288,13 @@ impl Trainer {
         let student = trainer.student.get_mut();
         let state = remap(student.learner.save(), &places, spec.dim);
         student.learner = restore_learner(&spec, state).ok_or(BadState::Shape)?;
-        // What was judged with other models says nothing of these.
+        // Estimates for other models do not apply.
         student.worth = Worth::new(&spec.worth, spec.models.len());
         trainer.spec = spec;
         Ok(trainer)
     }
 
-    /// Goes on from a state that was saved with the same models.
+    /// Restores a state that was saved with the same models.
     fn reopen(spec: Spec, saved: Saved) -> Result<Self, BadState> {
         let mut trainer = Self::new(spec);
         let (spec, student) = (&trainer.spec, trainer.student.get_mut());
@@ -312,7 +315,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Everything that is needed to go on bit for bit: parameters, pending batch, means, counters, generator.
+    /// The complete state, for a bit-for-bit resume: parameters, pending batch, means, counters, generator.
     pub fn save(&self) -> Vec<u8> {
         let student = self.caught_up();
         let saved = Saved {
@@ -383,7 +386,7 @@ impl Trainer {
         Ok(Some(Decision { model, distribution }))
     }
 
-    /// Learns from an example: at once if it completes a batch, else then.
+    /// Learns from an example, once its batch is complete.
     pub fn learn(&mut self, example: Example) -> Result<(), BadExample> {
         example.check_shape(self.spec.dim, self.spec.models.len())?;
         let student = self.student.get_mut();
@@ -394,14 +397,14 @@ impl Trainer {
         Ok(())
     }
 
-    /// The part that learns, with nothing put off.
+    /// The learning part, with no deferred examples.
     fn caught_up(&self) -> RefMut<'_, Student> {
         let mut student = self.student.borrow_mut();
         student.catch_up(&self.spec);
         student
     }
 
-    /// Takes in what another shard of the same space has learned; false if their learners are not sums of examples.
+    /// Adds another shard of the same space; false if their learners are not sums of examples.
     pub fn add(&mut self, other: &Self) -> bool {
         let (mut student, other_student) = (self.caught_up(), other.caught_up());
         let added = self.spec == other.spec && student.learner.add(other_student.learner.save());
@@ -439,12 +442,12 @@ impl Trainer {
         self.caught_up().learner.eigens()
     }
 
-    /// What is known of its worth; none if nothing was judged.
+    /// Estimates of the policy value; `None` without evaluated examples.
     pub fn worth(&self) -> Option<WorthView> {
         self.caught_up().worth.view(&self.spec.worth, &self.spec.models)
     }
 
-    /// What it was made from.
+    /// Its configuration.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
@@ -452,7 +455,7 @@ impl Trainer {
     /// Examples in applied batches.
     pub fn version(&self) -> u64 {
         let Student { book, ahead, .. } = &*self.student.borrow();
-        // Only single examples are put off.
+        // Only single examples are deferred.
         book.version + ahead.len() as u64
     }
 
@@ -476,7 +479,7 @@ impl Trainer {
 }
 
 impl Student {
-    /// Learns from what was put off.
+    /// Applies deferred examples.
     fn catch_up(&mut self, spec: &Spec) {
         let mut ahead = std::mem::take(&mut self.ahead);
         if ahead.len() > 1 {
@@ -499,14 +502,14 @@ impl Student {
         }
     }
 
-    /// Judges the policy by an example that it has not learned from.
+    /// Evaluates the policy on an example before learning from it.
     fn judge(&mut self, spec: &Spec, example: &Example) {
         let Self { learner, book, worth, judged, scratch, .. } = self;
         let is_judged = worth.is_next_judged(&spec.worth);
         if is_judged {
             judged.resize(spec.models.len(), 0.0);
             if spec.plays_by_sums() {
-                // Its own would have to be projected anew for every example: judged is the one that it had published.
+                // Its current policy would need a projection for every example; the published one is evaluated instead.
                 judged.copy_from_slice(example.policy());
             } else {
                 match spec.batch {
@@ -606,7 +609,7 @@ impl Book {
     }
 }
 
-/// Mean of rewards in which the past fades.
+/// Exponentially weighted mean of rewards.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct DecayingMean {
     sum: f64,

@@ -1,17 +1,17 @@
-//! Several logs, each roughly in the order of time, merged into one in the contract's order.
+//! Merges several logs, each roughly in time order, into one ordered sequence.
 //!
 //! The merge reads each log ahead until the log's time is `reorder_ms` past the earliest event held from it, and then emits
 //! the earliest event of all logs. An event that is further out of order is emitted as soon as it is read, and counted. The
 //! time of a log is an [`EventTime`]: a few wrong timestamps do not move it. Memory is bounded by the window and, should
 //! the time of a log stand still, by a number of events and of bytes.
 //!
-//! Years of logs are thousands of files. A log is not read before its time: not until an event is due that is within
-//! `reorder_ms` of the log's first.
+//! Years of logs are thousands of files. A log stays closed until an event is due that is within `reorder_ms` of the log's
+//! first.
 //!
-//! What was read ahead is not done. A log's [`Position`] says what is: all before its floor, and runs of events beyond
-//! it that were earlier in time than an event before them. A merge that resumes from its saved state reads each log again
-//! from its floor and emits exactly the sequence that it would have emitted without the restart. An event that far too many
-//! later ones have overtaken is emitted out of order, so that the floor never stays far behind.
+//! Read-ahead events are not done. A log's [`Position`] records what is: everything before its floor, and runs of events
+//! beyond it that were emitted early. A merge that resumes from its saved state re-reads each log from its floor and emits
+//! exactly the sequence that it would have emitted without the restart. An event that too many later ones have overtaken is
+//! emitted out of order, so that the floor never stays far behind.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -21,22 +21,22 @@ use serde::{Deserialize, Serialize};
 use crate::engine::Input;
 use crate::event_time::{CONFIRMATIONS, EventTime};
 
-/// An event with where it came from.
+/// An event with its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sourced {
     /// The event.
     pub input: Input,
-    /// Where in its log it begins.
+    /// Its start offset in the log.
     pub start: u64,
-    /// Where the next one does.
+    /// The start offset of the next one.
     pub end: u64,
     /// Its line in the log, counted from 1; 0 where there are no lines.
     pub line: u64,
-    /// What came with it.
+    /// Metadata of its record.
     pub origin: Option<Box<Origin>>,
 }
 
-/// What comes with an event besides its bytes.
+/// Metadata of a record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The message's key, or its first bytes.
@@ -47,42 +47,42 @@ pub struct Origin {
     pub traceparent: Option<String>,
 }
 
-/// What reading on in a log gave.
+/// Result of a read from a log.
 #[derive(Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "nearly all of them are events")]
 pub enum Read {
     /// The next event.
     Event(Sourced),
-    /// Nothing yet, but it may come any moment: whatever is in order waits for it.
+    /// Nothing yet, but more may arrive at any moment: the merge waits for it.
     Pending,
-    /// Nothing for a while: the others go on without it, until it is woken.
+    /// Idle: the merge continues without it until it is woken.
     Idle,
     /// The log is complete.
     End,
 }
 
-/// A log that can be read from where it was left.
+/// A log that can be read from a position.
 pub trait Source {
     /// Why reading failed.
     type Error;
 
-    /// Reads on. The first call after [`Merge::add`] begins at the floor of the position given there.
+    /// Reads the next event. The first call after [`Merge::add`] starts at the floor of the position given there.
     fn read(&mut self) -> Result<Read, Self::Error>;
 }
 
-/// What a merge has to give.
+/// Next output of a merge.
 #[derive(Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "nearly all of them are events")]
 pub enum Next {
     /// The next event, and the index of its log.
     Event(Sourced, usize),
-    /// Nothing before some log has more.
+    /// Waiting for more events of a log.
     Wait,
     /// All logs are complete, or idle.
     End,
 }
 
-/// How far a log is done.
+/// Progress in a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     /// All events before this offset are done.
@@ -110,7 +110,7 @@ impl Position {
         start < self.floor || self.done.get(at).is_some_and(|run| run.0 <= start)
     }
 
-    /// Forgets all beyond `length`: the log ends there now, and what is written next is new.
+    /// Drops everything beyond `length`: the log was truncated there.
     pub fn cut_to(&mut self, length: u64) {
         self.floor = self.floor.min(length);
         self.read = self.read.min(length);
@@ -121,7 +121,7 @@ impl Position {
     }
 }
 
-/// What a merge needs to resume where it was.
+/// Saved state of a merge.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergeState {
     /// Positions of the logs that were begun, by the name of the log.
@@ -132,7 +132,7 @@ pub struct MergeState {
     pub out_of_order: u64,
 }
 
-/// The same as format version 1 had it.
+/// The same in format version 1.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct MergeStateV1 {
     positions: BTreeMap<String, PositionV1>,
@@ -164,7 +164,7 @@ impl From<MergeStateV1> for MergeState {
     }
 }
 
-/// The most events held of one log, and their most bytes.
+/// Limits on the events held of one log.
 const HELD_MAX: usize = 100_000;
 const HELD_BYTES_MAX: usize = 256 << 20;
 
@@ -204,9 +204,9 @@ struct Log<S> {
     bad: Option<Sourced>,
     /// Whether it was idle: the merge reads nothing more until it is woken, however often what is held is asked for.
     asleep: bool,
-    /// Whether its position is worth keeping even before anything was read.
+    /// Whether its position must be kept even before anything is read.
     begun: bool,
-    /// Whether its position is of no use any more.
+    /// Whether its position is obsolete.
     gone: bool,
 }
 
@@ -236,7 +236,7 @@ enum Known {
 }
 
 impl<S: Source> Merge<S> {
-    /// Goes on from `state`, with logs that are yet to be added.
+    /// Resumes from `state`; the logs are added later.
     pub fn new(reorder_ms: u64, state: &MergeState) -> Self {
         Self {
             logs: BTreeMap::new(),
@@ -294,7 +294,7 @@ impl<S: Source> Merge<S> {
         }
     }
 
-    /// Forgets the position of a log that is gone; what was read of it still goes.
+    /// Drops the position of a deleted log; events already read are still emitted.
     pub fn forget(&mut self, log: usize) {
         self.wake(log);
         if let Some(log) = self.logs.get_mut(&log) {
@@ -364,7 +364,7 @@ impl<S: Source> Merge<S> {
         }
     }
 
-    /// What it needs to go on from here.
+    /// The state to resume from.
     pub fn state(&self) -> MergeState {
         let begun = self.logs.values().filter(|log| (log.begun || log.read_so_far() > 0) && !log.gone);
         MergeState {
@@ -379,7 +379,7 @@ impl<S: Source> Merge<S> {
         self.logs.values().map(|log| (log.name.as_str(), log.position.floor))
     }
 
-    /// Events that went after a later one.
+    /// Events emitted after a later one.
     pub fn out_of_order(&self) -> u64 {
         self.out_of_order
     }

@@ -1,5 +1,5 @@
-//! What a snapshot of a lane holds besides the engine's records: positions, configuration, publications; and, where the
-//! lane can move from one instance to another, who has had it.
+//! What a snapshot of a lane holds besides the engine's records: positions, configuration, publications; and, where lanes
+//! move between instances, their previous owners.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ pub struct Publication {
 
 const VERSION: u16 = 2;
 
-/// The head as format version 1 had it.
+/// The head in format version 1.
 #[derive(Deserialize)]
 struct LaneHeadV1 {
     engine: EngineHead,
@@ -61,8 +61,8 @@ impl From<LaneHeadV1> for LaneHead {
     }
 }
 
-/// The epoch after this one. At the largest that parameters can have it stays there: it must never start over at 0, which
-/// routers would take for older than all that they have.
+/// The next epoch. Saturates at the largest that parameters can carry: it must never wrap to 0, which routers would take
+/// for older than everything they have.
 pub fn next_epoch(epoch: u64) -> u64 {
     if epoch >= STAMP_MAX {
         return STAMP_MAX;
@@ -70,34 +70,34 @@ pub fn next_epoch(epoch: u64) -> u64 {
     epoch + 1
 }
 
-/// The head of a snapshot in a place that instances share, around the head of the lane itself.
+/// The head of a snapshot in shared storage; wraps the head of the lane.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedHead {
-    /// Who wrote it.
+    /// The instance that wrote it.
     pub instance: String,
-    /// Among how many partitions the spaces were spread.
+    /// Number of partitions that the spaces were distributed over.
     pub partitions: u32,
-    /// How long the log of applied requests of every instance is that has had the lane, with the number of the take-over
-    /// in which it last had it: all of it is in this state or in one before it, and nothing else is.
+    /// For every instance that owned the lane: the length of its log of applied requests, and the term in which it last
+    /// owned the lane. That prefix of the log is contained in this state or an earlier one; nothing beyond it is.
     pub audits: BTreeMap<String, Audit>,
-    /// Take-overs so far.
+    /// Number of ownership changes so far.
     pub term: u64,
     /// The lane's own head, sealed.
     pub lane: Vec<u8>,
 }
 
-/// The log of applied requests that one instance keeps of a lane.
+/// The log of applied requests of one instance for a lane.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Audit {
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// The take-over in which it last grew.
+    /// The term in which it last grew.
     pub term: u64,
 }
 
 const SHARED_VERSION: u16 = 1;
 
-/// So many instances are remembered; of more, those that had the lane longest ago are forgotten.
+/// Maximum number of instances to remember. Beyond it, the least recent owners are dropped.
 const AUDITS_MAX: usize = 1000;
 
 impl SharedHead {
@@ -111,7 +111,7 @@ impl SharedHead {
         envelope::unseal(Kind::Shared, SHARED_VERSION, bytes)
     }
 
-    /// Notes how long the log of its writer is now.
+    /// Records the current length of the writer's log.
     pub fn note_audit(&mut self, bytes: u64) {
         self.audits.insert(self.instance.clone(), Audit { bytes, term: self.term });
         while self.audits.len() > AUDITS_MAX
@@ -137,7 +137,7 @@ impl LaneHead {
         }
     }
 
-    /// Keys of the configuration that differ from `settings`, with their old and new values.
+    /// Configuration keys that differ from `settings`, with their old and new values.
     pub fn changed_settings(&self, settings: &Settings) -> Vec<(String, String, String)> {
         let before = serde_json::from_str(&self.configuration).unwrap_or_default();
         let now = serde_json::to_value(settings).unwrap_or_default();
@@ -147,7 +147,7 @@ impl LaneHead {
     }
 }
 
-/// The settings that learning depends on, as they are put into a snapshot.
+/// The settings that learning depends on, as stored in a snapshot.
 pub fn fingerprint(settings: &Settings) -> String {
     serde_json::to_string(settings).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Who may ask for what: tokens with roles, and requests that a browser was tricked into.
+//! Access control: tokens with roles, and protection against cross-site requests.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -36,7 +36,7 @@ pub fn is_probe(path: &str) -> bool {
     matches!(path, "/live" | "/ready")
 }
 
-/// The roles of which a path needs one; `None`: it is open to all. Paths that do not exist yet are closed.
+/// The roles that grant access to a path; `None` if it is public. Unknown paths under /v1/ are closed.
 fn needed(path: &str) -> Option<&'static [Role]> {
     match path {
         "/v1/route" | "/v1/route:batch" => Some(&[Role::Route]),
@@ -48,7 +48,7 @@ fn needed(path: &str) -> Option<&'static [Role]> {
     }
 }
 
-/// Decides which requests are let in.
+/// Decides which requests are admitted.
 pub struct Access {
     token: Secret,
     tokens: Arc<ArcSwap<Vec<Token>>>,
@@ -70,12 +70,12 @@ impl Access {
                 taken.store(Arc::new(parse_tokens(&contents.concat())?));
                 Ok(())
             })
-            .context("http.tokens_file cannot be used")?;
+            .context("cannot use http.tokens_file")?;
         }
         Ok(Self { token: config.token.clone(), tokens, hosts: Hosts::new(config) })
     }
 
-    /// Whether a request is let in. Health checks always are.
+    /// Whether a request is admitted. Health checks always are.
     pub fn admit(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
         if is_probe(uri.path()) {
             return Ok(());
@@ -94,15 +94,21 @@ impl Access {
         }
         let brought = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
         let brought = brought.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
-        // All are compared, so that the time taken does not tell which one was nearly right.
+        // Compares all tokens, so that the time taken does not reveal a near match.
         let is_it = |secret: &str| !secret.is_empty() && bool::from(secret.as_bytes().ct_eq(brought));
         let is_master = is_it(&self.token.0);
         let known = tokens.iter().fold(None, |known, token| if is_it(&token.secret) { Some(token) } else { known });
         match known {
             _ if is_master => Ok(()),
-            None => Err(Problem::new(StatusCode::UNAUTHORIZED, "a bearer token is needed (http.token)")),
+            None => Err(Problem::new(
+                StatusCode::UNAUTHORIZED,
+                "missing or wrong bearer token: send `Authorization: Bearer TOKEN` (http.token, http.tokens_file)",
+            )),
             Some(token) if token.roles.iter().any(|role| *role == Role::Admin || needed.contains(role)) => Ok(()),
-            Some(_) => Err(Problem::new(StatusCode::FORBIDDEN, "the token lacks the role for this path")),
+            Some(_) => Err(Problem::new(
+                StatusCode::FORBIDDEN,
+                "the token does not have the role for this path: add it in http.tokens_file",
+            )),
         }
     }
 }
@@ -114,15 +120,15 @@ struct TokenEntry {
     roles: Vec<Role>,
 }
 
-/// Errors name the entry or the line, never what is written there.
+/// Errors name the entry or the line, never its contents.
 fn parse_tokens(text: &[u8]) -> anyhow::Result<Vec<Token>> {
-    let text = std::str::from_utf8(text).map_err(|_| anyhow!("it is not UTF-8"))?;
+    let text = std::str::from_utf8(text).map_err(|_| anyhow!("the file is not UTF-8"))?;
     let entries: BTreeMap<String, TokenEntry> = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-        anyhow!("line {line}: write [NAME], token = \"...\" and roles from route, reward, read, admin")
+        anyhow!("line {line}: expected [NAME] with token = \"...\" and roles = [...] (route, reward, read, admin)")
     })?;
     if entries.is_empty() {
-        bail!("it has no tokens");
+        bail!("the file has no tokens");
     }
     let token = |(name, TokenEntry { token: secret, roles }): (String, TokenEntry)| {
         if secret.trim().is_empty() || roles.is_empty() {
@@ -148,7 +154,7 @@ struct Hosts {
 impl Hosts {
     fn new(config: &HttpConfig) -> Self {
         let own = Some(config.listen_host()).filter(|host| !["0.0.0.0", "::"].contains(host)).map(str::to_owned);
-        // Strangers need the token, and proxies and probes use names that are not known here.
+        // Other hosts need the token, and proxies and probes use names that are unknown here.
         Self { configured: config.hosts.clone(), own, is_any_allowed: config.has_token() && !config.is_local() }
     }
 
@@ -156,7 +162,7 @@ impl Hosts {
         let mut named = headers.get_all(header::HOST).iter().map(|value| value.to_str().ok().and_then(authority));
         let host = match (named.next(), named.next()) {
             (Some(Some(host)), None) => host,
-            _ => return Err(Problem::malformed("a request needs one Host header")),
+            _ => return Err(Problem::malformed("the request must have exactly one Host header")),
         };
         // The name in the request line, where there is one, counts for more than the header.
         let is_foreign = |name: &Authority| !self.is_any_allowed && !self.allows(name);
@@ -167,7 +173,7 @@ impl Hosts {
         self.check_browser(uri, &host, headers)
     }
 
-    /// A browser says where a request comes from.
+    /// Checks the headers with which a browser states the origin of a request.
     fn check_browser(&self, uri: &Uri, host: &Authority, headers: &HeaderMap) -> Result<(), Problem> {
         let is_own = |origin: &str| {
             let name = origin.split_once("://").and_then(|(_, name)| authority(name));
@@ -176,11 +182,11 @@ impl Hosts {
         };
         let mut origins = headers.get_all(header::ORIGIN).iter();
         if !origins.all(|origin| origin.to_str().is_ok_and(is_own)) {
-            return Err(Problem::new(StatusCode::FORBIDDEN, "requests from other web pages are refused (Origin)"));
+            return Err(Problem::new(StatusCode::FORBIDDEN, "cross-origin requests are not allowed (Origin header)"));
         }
-        // The page itself holds no data: a link to it may stand anywhere.
+        // The page itself holds no data: any site may link to it.
         if uri.path() != "/" && headers.get(SEC_FETCH_SITE).is_some_and(|site| site == "cross-site") {
-            let refused = "requests from other web sites are refused (Sec-Fetch-Site)";
+            let refused = "cross-site requests are not allowed (Sec-Fetch-Site header)";
             return Err(Problem::new(StatusCode::FORBIDDEN, refused));
         }
         Ok(())

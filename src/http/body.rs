@@ -1,4 +1,4 @@
-//! Request bodies: how large each may be, how many bytes there may be of all, and what JSON in them means.
+//! Request bodies: size limits, the limit on all bodies in flight, and JSON parsing.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,13 +13,13 @@ use super::Problem;
 use crate::telemetry::HttpCounters;
 use crate::wire::requests::Object;
 
-/// The bytes of all bodies, which are bounded. They are counted as they arrive: an announced length takes no memory.
+/// Limit on the bytes of all bodies. Counted as they arrive: an announced length uses no memory.
 pub struct Bodies {
     max: u64,
     counters: Arc<HttpCounters>,
 }
 
-/// A whole body. Its bytes count until it is dropped.
+/// A complete body. Its bytes count until it is dropped.
 pub struct Received {
     /// The body.
     pub bytes: Vec<u8>,
@@ -50,11 +50,11 @@ impl Bodies {
             return Err(too_large(most));
         }
         let held = Held { bytes: 0, counters: self.counters.clone() };
-        // Memory that is not written to is not taken.
+        // Untouched memory is not resident.
         let mut received = Received { bytes: Vec::with_capacity(announced.unwrap_or_default()), held };
         let mut chunks = body.into_data_stream();
         while let Some(chunk) = chunks.next().await {
-            let chunk = chunk.map_err(|error| Problem::malformed(format!("the body breaks off: {error}")))?;
+            let chunk = chunk.map_err(|error| Problem::malformed(format!("cannot read the body: {error}")))?;
             if received.bytes.len() + chunk.len() > most {
                 return Err(too_large(most));
             }
@@ -68,7 +68,7 @@ impl Bodies {
         held.bytes += bytes;
         if self.counters.body_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.max {
             return Err(Problem::unavailable(
-                "too many request bodies in flight (http.in_flight_bytes_max): try again",
+                "too many request bytes in flight (http.in_flight_bytes_max): retry later",
             ));
         }
         Ok(())
@@ -76,7 +76,7 @@ impl Bodies {
 }
 
 fn too_large(most: usize) -> Problem {
-    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body must have at most {most} bytes"))
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body exceeds the limit of {most} bytes"))
 }
 
 /// What a body is, by its content type.
@@ -88,8 +88,8 @@ pub enum Kind {
     Binary,
 }
 
-/// The kind of a body that must be one of `allowed`. A web page can send other types without asking first: they are
-/// refused, a missing one too.
+/// The kind of a body, one of `allowed`. Other types and a missing one are rejected: browsers send them cross-site
+/// without a preflight request.
 pub fn kind(request: &Request, allowed: &[Kind]) -> Result<Kind, Problem> {
     let essence = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let essence = essence.and_then(|value| value.split(';').next()).unwrap_or_default().trim();
@@ -117,10 +117,10 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
         match inner.classify() {
             serde_json::error::Category::Data if path == "." => Problem::field(named_field(&inner), inner.to_string()),
             serde_json::error::Category::Data => Problem::field(path, inner.to_string()),
-            _ => Problem::malformed(format!("the body is not JSON: {inner}")),
+            _ => Problem::malformed(format!("the body is not valid JSON: {inner}")),
         }
     })?;
-    deserializer.end().map_err(|error| Problem::malformed(format!("the body is not JSON: {error}")))?;
+    deserializer.end().map_err(|error| Problem::malformed(format!("the body is not valid JSON: {error}")))?;
     Ok(parsed)
 }
 

@@ -1,4 +1,4 @@
-//! What the learner tells of itself over HTTP: whether it lives, whether it is ready, how it goes.
+//! HTTP endpoints of the learner: liveness, readiness, status and metrics.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ struct Shared {
     seats: Seats,
 }
 
-/// Serves until `stop` comes.
+/// Serves until `stop` resolves.
 pub async fn serve(server: Server, status: Arc<Status>, stop: impl Future<Output = ()> + Send + 'static) {
     let seats = Seats::default();
     let closing = seats.clone();
@@ -36,7 +36,10 @@ pub async fn serve(server: Server, status: Arc<Status>, stop: impl Future<Output
         .route("/v1/events", get(events))
         .route("/metrics", get(metrics))
         .fallback(|| async {
-            Problem::new(StatusCode::NOT_FOUND, "there are / /live /ready /v1/status /v1/events /metrics")
+            Problem::new(
+                StatusCode::NOT_FOUND,
+                "no such path: use /, /live, /ready, /v1/status, /v1/events or /metrics",
+            )
         })
         .layer(middleware::from_fn_with_state(shared.clone(), guard))
         .with_state(shared);
@@ -47,7 +50,7 @@ pub async fn serve(server: Server, status: Arc<Status>, stop: impl Future<Output
     server.serve(routes, stop).await;
 }
 
-/// Turns away requests that are not let in.
+/// Rejects requests that are not admitted.
 async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     match shared.access.admit(request.uri(), request.headers()) {
         Ok(()) => next.run(request).await,
@@ -58,10 +61,12 @@ async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
 async fn ready(State(shared): State<Arc<Shared>>) -> Result<&'static str, Problem> {
     if !shared.status.is_ready() {
         let reason = shared.status.stopped().or_else(|| shared.status.trouble());
-        return Err(Problem::unavailable(reason.unwrap_or_else(|| "the events are not being read yet".to_owned())));
+        return Err(Problem::unavailable(
+            reason.unwrap_or_else(|| "the learner does not read events yet: wait".to_owned()),
+        ));
     }
     match shared.status.http().accept_problem(Instant::now()) {
-        Some(problem) => Err(Problem::unavailable(format!("connections cannot be accepted: {problem}"))),
+        Some(problem) => Err(Problem::unavailable(format!("cannot accept connections: {problem}"))),
         None => Ok("ready\n"),
     }
 }

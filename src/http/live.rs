@@ -1,4 +1,4 @@
-//! The page, and the stream that keeps it up to date.
+//! The status page, and the event stream that updates it.
 
 use std::convert::Infallible;
 use std::sync::{Arc, LazyLock};
@@ -18,37 +18,37 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::Problem;
 use crate::report::STYLE;
 
-/// Most who look on at a time.
+/// Maximum number of concurrent streams.
 const WATCHERS_MAX: usize = 32;
 
-/// How often they are told.
+/// Interval of updates.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What somebody wants to see.
+/// Query parameters of a stream.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wanted {
-    /// The space that is shown in full.
+    /// The space to show in full.
     #[serde(default)]
     pub space: String,
-    /// A part of the names of the spaces that are listed.
+    /// A substring that filters the listed spaces.
     #[serde(default)]
     pub find: String,
 }
 
-/// Something that can be looked at.
+/// A source of the page's data.
 pub trait Watched: Send + Sync + 'static {
-    /// The space that is meant: one that is there, if there are any.
+    /// The space to show: `space`, or an existing one.
     fn pick(&self, space: &str) -> String;
 
-    /// The past, with that of one space, oldest first.
+    /// History of the process and of one space, oldest first.
     fn history(&self, space: &str) -> Value;
 
-    /// The present.
+    /// Current values.
     fn now(&self, space: &str, find: &str) -> Value;
 }
 
-/// The seats of those who look on.
+/// Limits the concurrent streams.
 #[derive(Clone)]
 pub struct Seats {
     free: Arc<Semaphore>,
@@ -67,10 +67,10 @@ impl Seats {
         self.closing.send_replace(true);
     }
 
-    /// The past once, as the event `history`, then the present every second, as events `now`.
+    /// Streams the history once, as event `history`, then the current values every second, as events `now`.
     pub fn watch(&self, watched: Arc<dyn Watched>, wanted: Wanted) -> Result<Response, Problem> {
         let Ok(seat) = self.free.clone().try_acquire_owned() else {
-            return Err(Problem::unavailable(format!("{WATCHERS_MAX} look on already: close another page")));
+            return Err(Problem::unavailable(format!("{WATCHERS_MAX} status pages are already open: close one")));
         };
         let mut ticks = interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -95,7 +95,7 @@ impl Seats {
     }
 }
 
-/// The page, which loads nothing from elsewhere and runs nothing but its own script.
+/// The page. It loads no external resources and runs only its own script.
 pub async fn page() -> Response {
     let nonce = base64::engine::general_purpose::STANDARD.encode(rand::rng().random::<[u8; 16]>());
     let policy = format!(

@@ -1,10 +1,10 @@
-//! What is wrong with a request, as `application/problem+json` (RFC 9457).
+//! Error responses as `application/problem+json` (RFC 9457).
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-/// Why a request was not answered.
+/// An error response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     status: StatusCode,
@@ -13,27 +13,27 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem of this status.
+    /// A problem with this status.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self { status, detail: detail.into(), field: None }
     }
 
-    /// The body is not what it must be.
+    /// The request is malformed.
     pub fn malformed(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     pub fn field(field: impl Into<String>, detail: impl Into<String>) -> Self {
         Self { field: Some(field.into()), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail) }
     }
 
-    /// A field contradicts what came before.
+    /// A field conflicts with an earlier request.
     pub fn conflict(field: impl Into<String>, detail: impl Into<String>) -> Self {
         Self { field: Some(field.into()), ..Self::new(StatusCode::CONFLICT, detail) }
     }
 
-    /// Not now, but soon perhaps.
+    /// The service is temporarily unavailable.
     pub fn unavailable(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     }
@@ -43,7 +43,7 @@ impl Problem {
         self.status
     }
 
-    /// The same, in a field of an element.
+    /// The same, with the field prefixed by the path of an element.
     pub fn within(mut self, path: &str) -> Self {
         self.field = self.field.map(|field| format!("{path}.{field}"));
         self

@@ -1,4 +1,4 @@
-//! Files that are read again when they change: certificates and tokens.
+//! Reloads files when they change: certificates and tokens.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use anyhow::Context;
 
 use crate::telemetry::HttpCounters;
 
-/// Time between two looks at the files. Reading them is the one way to notice every kind of replacement: edits in place,
-/// renames, and the symbolic links that Kubernetes swaps.
+/// Interval between two reads of the files. Only reading them detects every kind of replacement: edits in place, renames,
+/// and the symbolic links that Kubernetes swaps.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Reads whole files, in order.
@@ -19,8 +19,8 @@ pub fn read_all(paths: &[PathBuf]) -> anyhow::Result<Vec<Vec<u8>>> {
     paths.iter().map(read).collect()
 }
 
-/// Reads `paths` and hands their contents to `take`, now and, in the background, whenever they change. A change that
-/// cannot be used is logged and counted once; what was taken last stays in use.
+/// Reads `paths` and passes their contents to `take`, now and, in the background, whenever they change. An invalid change
+/// is logged and counted once; the last valid contents stay in use.
 pub fn follow(
     what: &'static str,
     paths: Vec<PathBuf>,
@@ -46,10 +46,10 @@ pub fn follow(
                 Err(problem) => Err(problem.clone()),
             };
             match taken {
-                Ok(()) => tracing::info!(what, "reloaded {}", named(&paths)),
+                Ok(()) => tracing::info!(what, paths = named(&paths), "reloaded"),
                 Err(problem) => {
                     counters.reload_errors.fetch_add(1, Ordering::Relaxed);
-                    tracing::error!(what, "cannot reload {}, the old contents stay in use: {problem}", named(&paths));
+                    tracing::error!(what, paths = named(&paths), problem, "cannot reload; keeping the old contents");
                 }
             }
             tried = found;

@@ -1,9 +1,9 @@
 //! The server loop that learner and router share: accepts connections, limits and times them out, shuts down.
 //!
-//! Strangers can open connections faster than the process can serve them, and a process without free descriptors can
-//! neither answer a health check nor open its own files. So the number of connections stays well below the descriptor
-//! limit. Beyond it a new connection replaces the one that has been idle longest. A part of the connections is reserved:
-//! while too many requests are in progress, only health checks are answered on it.
+//! Clients can open connections faster than the process can serve them, and a process without free descriptors can neither
+//! answer a health check nor open its own files. So the number of connections stays well below the descriptor limit. At the
+//! limit a new connection evicts the one that has been idle longest. Some connections are reserved: while too many requests
+//! are in progress, they answer only health checks.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -34,10 +34,10 @@ use crate::config::HttpConfig;
 use crate::telemetry::HttpCounters;
 use crate::transport::lock;
 
-/// Most connections, however many descriptors there are.
+/// Maximum number of connections, regardless of descriptors.
 const CONNECTIONS_MAX: u64 = 4096;
 
-/// Most connections that are reserved for health checks.
+/// Maximum number of connections reserved for health checks.
 const RESERVE_MAX: usize = 32;
 
 /// Most bytes of a request's head, and of what is read of its body at a time.
@@ -67,8 +67,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on `http.listen`. Fails where a listener beyond loopback would ask for no token, or TLS has no usable
-    /// certificate.
+    /// Listens on `http.listen`. Fails if a listener beyond loopback has no token, or TLS has no usable certificate.
     pub async fn bind(config: &HttpConfig, counters: Arc<HttpCounters>) -> anyhow::Result<Self> {
         config.check_listen()?;
         let tls = Tls::load(&config.tls, counters.clone())?;
@@ -80,12 +79,12 @@ impl Server {
         Ok(Self { listener, tls, access, limits, timeout, keep_alive, counters })
     }
 
-    /// Who may ask for what.
+    /// The access rules.
     pub fn access(&self) -> Arc<Access> {
         self.access.clone()
     }
 
-    /// What it counts.
+    /// The counters.
     pub fn counters(&self) -> Arc<HttpCounters> {
         self.counters.clone()
     }
@@ -96,7 +95,7 @@ impl Server {
         self.listener.local_addr().map_or_else(|_| scheme.to_owned(), |address| format!("{scheme}://{address}"))
     }
 
-    /// Serves until `stop` comes. Then it closes idle connections and waits for requests in progress.
+    /// Serves until `stop` resolves, then closes idle connections and waits for requests in progress.
     pub async fn serve(self, routes: Routes, stop: impl Future<Output = ()>) {
         let (stopping, stopped) = watch::channel(false);
         // Every connection holds a sender: the channel closes with the last one.
@@ -117,7 +116,7 @@ impl Server {
                     Err(error) if is_of_the_peer(&error) => {}
                     Err(error) => {
                         if self.counters.accept_failed(&error, Instant::now()) {
-                            tracing::error!("cannot accept connections, retrying: {error}");
+                            tracing::error!(%error, "cannot accept connections; retrying");
                         }
                         connections.evict_idle();
                         tokio::time::sleep(pause).await;
@@ -136,7 +135,7 @@ impl Server {
     }
 }
 
-/// Whether a peer went away before it was accepted, which says nothing about this process.
+/// Whether the peer disconnected before it was accepted, which is not an error of this process.
 fn is_of_the_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
@@ -189,7 +188,7 @@ impl Shared {
                 };
                 match encrypted {
                     Ok(encrypted) => self.drive(encrypted, connection, stopped, first_by).await,
-                    Err(error) => tracing::debug!("TLS handshake failed: {error}"),
+                    Err(error) => tracing::debug!(%error, "TLS handshake failed"),
                 }
             }
         }
@@ -241,7 +240,7 @@ impl Shared {
 }
 
 fn overloaded() -> Response<Body> {
-    let mut response = Problem::unavailable("too many requests in progress: try again").into_response();
+    let mut response = Problem::unavailable("too many requests in progress: retry later").into_response();
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
@@ -281,7 +280,7 @@ struct Slot {
 /// Owns a slot: leaves the table when it is dropped. To be dropped after its socket.
 struct Connection(Arc<Slot>, #[expect(dead_code, reason = "held until the socket is closed")] OwnedSemaphorePermit);
 
-/// A request in progress. It ends when the last byte of the response is handed over.
+/// A request in progress, until the last byte of its response is passed on.
 struct Busy {
     slot: Arc<Slot>,
     is_counted: bool,

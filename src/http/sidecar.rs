@@ -1,4 +1,4 @@
-//! The router sidecar: which model for this query? And what did it earn?
+//! The router sidecar: routes queries and accepts their rewards.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -45,14 +45,14 @@ const QUERY_BYTES: usize = 8 << 10;
 /// Most bytes of a reward.
 const REWARD_BYTES_MAX: usize = 64 << 10;
 
-/// How often it keeps how it goes, for the page.
+/// Interval of history points for the page.
 const REMEMBER_EVERY: Duration = Duration::from_secs(1);
 
 /// What all requests share.
 pub struct Sidecar {
     /// The parameters.
     pub router: Arc<Router>,
-    /// Set once parameters were read, or are not waited for.
+    /// Set once parameters are read, or immediately with --serve-uniform.
     pub ready: Arc<AtomicBool>,
     settings: Settings,
     config: Config,
@@ -68,7 +68,7 @@ pub struct Sidecar {
     started: Instant,
 }
 
-/// Most bytes of a body, by what it is.
+/// Size limits of bodies.
 struct BodyLimits {
     query: usize,
     batch: usize,
@@ -97,11 +97,11 @@ struct Decided {
     params_epoch: u64,
 }
 
-/// A decision, and whether its event is written. Whoever asks for it, the first time or again, waits for that.
+/// A decision, and whether its event is written. The first request and its repeats wait for that.
 #[derive(Clone)]
 struct Remembered {
     decided: Arc<Decided>,
-    /// Hash of the query: the same request cannot come with another one.
+    /// Hash of the query: a repeat must have the same query.
     query: u128,
     receipt: watch::Receiver<Option<Result<(), Problem>>>,
 }
@@ -136,7 +136,7 @@ impl Sidecar {
         }
     }
 
-    /// Serves until `stop` comes, then lets open requests end.
+    /// Serves until `stop` resolves, then completes open requests.
     pub async fn serve(self: Arc<Self>, server: Server, stop: impl Future<Output = ()> + Send + 'static) {
         let (sidecar, seats) = (self.clone(), self.seats.clone());
         let remembering = tokio::spawn(async move {
@@ -167,16 +167,16 @@ impl Sidecar {
             .route("/live", get(|| async { "live\n" }))
             .route("/ready", get(ready))
             .route("/openapi.json", get(openapi))
-            .fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "there is no such path; see /openapi.json") })
+            .fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "no such path: see /openapi.json") })
             .method_not_allowed_fallback(|| async {
-                Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method; see /openapi.json")
+                Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not support the method: see /openapi.json")
             })
             .layer(middleware::from_fn_with_state(self.clone(), guard))
             .with_state(self)
     }
 
-    /// Takes decisions, all or none, and writes the events of those that are new; `place` says where in the request a
-    /// problem is.
+    /// Takes decisions, all or none, and writes the events of new ones; `place` adds the position in the request to a
+    /// problem.
     async fn decide(
         self: &Arc<Self>,
         requests: &[Asked],
@@ -199,7 +199,10 @@ impl Sidecar {
             let found = self.recent.get_or(&asked.space, &asked.request_id, now_ms, decide);
             let found = found.and_then(|found| match found.0.query == fingerprint {
                 true => Ok(found),
-                false => Err(Problem::conflict("request_id", "this request came before with another query")),
+                false => Err(Problem::conflict(
+                    "request_id",
+                    "this request_id was already used with another query: use a new one",
+                )),
             });
             match found {
                 Ok((remembered, is_new)) => {
@@ -216,11 +219,11 @@ impl Sidecar {
         }
         if !events.is_empty() {
             let sidecar = self.clone();
-            // Not in this task: it is to be settled even if the caller goes away.
+            // In a task of its own: it must complete even if the caller disconnects.
             tokio::spawn(async move {
                 let written = sidecar.write("decision", &events).await;
                 if written.is_err() {
-                    // It must not pass for logged when it is sent again.
+                    // A retry must not be treated as logged.
                     sidecar.forget(&events);
                 }
                 settled.send_replace(Some(written));
@@ -228,7 +231,7 @@ impl Sidecar {
         }
         for remembered in &mut known {
             let outcome = remembered.receipt.wait_for(Option::is_some).await;
-            let again = || Problem::unavailable("the same request, sent before, has failed: try again");
+            let again = || Problem::unavailable("an earlier attempt of the same request failed: retry");
             outcome.map_err(|_| again())?.clone().unwrap_or_else(|| Err(again()))?;
         }
         Ok(known.into_iter().map(|remembered| remembered.decided).collect())
@@ -242,9 +245,9 @@ impl Sidecar {
         self.router.decide(by, &asked.request_id, &asked.query).map_err(|bad| Problem::field("query", bad.to_string()))
     }
 
-    /// How to route a space without parameters: as configured, until some come. The router holds `default`, listed
-    /// spaces and as many others as the limit allows. Beyond it others are routed alike and leave no trace, so that
-    /// invented names keep no space out. Once as many spaces are learned, the learner takes no more of them either.
+    /// Routes a space without parameters as configured, until parameters arrive. The router holds `default`, listed spaces
+    /// and others up to the limit. Beyond it spaces are routed in the same way but not held, so that invented names evict
+    /// no space. Once that many spaces are learned, new ones are rejected, as the learner does.
     fn begin(&self, space: &Name) -> Result<Arc<Compiled>, Problem> {
         self.check_space(space)?;
         let (unlearned, most) = (self.unlearned(space), self.settings.spaces_max);
@@ -252,7 +255,10 @@ impl Sidecar {
         if self.settings.is_reserved(space) || held < most {
             self.router.begin(unlearned.clone());
         } else if learned >= most {
-            return Err(Problem::field("space", format!("there are learner.spaces_max = {most} spaces already")));
+            return Err(Problem::field(
+                "space",
+                format!("the limit of learner.spaces_max = {most} spaces is reached: raise it"),
+            ));
         }
         Ok(Arc::new(unlearned))
     }
@@ -261,10 +267,12 @@ impl Sidecar {
         if self.settings.allows(space) {
             return Ok(());
         }
-        Err(Problem::field("space", "is not listed in [spaces], and learner.spaces = \"listed\""))
+        let detail =
+            format!("space {space} is not listed in [spaces], and learner.spaces = \"listed\": add it to [spaces]");
+        Err(Problem::field("space", detail))
     }
 
-    /// Counts parameters that were rejected.
+    /// Counts rejected parameters.
     pub fn params_rejected(&self) {
         self.metrics.params_rejected();
     }
@@ -292,8 +300,12 @@ impl Sidecar {
                 if let NotWritten::Failed(problem) = &error
                     && self.write_failures.begin()
                 {
-                    let requests = if drops { "answered, their events dropped" } else { "rejected" };
-                    tracing::error!(problem, "events cannot be written: until they can, requests are {requests}");
+                    let message = if drops {
+                        "cannot write events; dropping them"
+                    } else {
+                        "cannot write events; rejecting requests"
+                    };
+                    tracing::error!(problem, "{message}");
                 }
                 self.metrics.events(kind, if drops { "dropped" } else { "rejected" }, number);
                 if drops { Ok(()) } else { Err(Problem::unavailable(error.to_string())) }
@@ -322,7 +334,7 @@ impl Decided {
     }
 }
 
-/// A query that is to be routed, checked as far as it can be without parameters.
+/// A query to route, validated as far as possible without parameters.
 struct Asked {
     space: Name,
     request_id: String,
@@ -362,8 +374,8 @@ async fn route(
             sidecar.check_ready()?;
             let Query(params) = params.map_err(|error| Problem::new(error.status(), error.body_text()))?;
             let received = sidecar.receive(request, most).await?;
-            let query =
-                floats(&received.bytes).ok_or_else(|| Problem::malformed("the body must be little-endian f32"))?;
+            let query = floats(&received.bytes)
+                .ok_or_else(|| Problem::malformed("the body must consist of little-endian f32 values"))?;
             (RouteBody { space: params.space, request_id: params.request_id, query: Vector(query) }, received)
         }
     };
@@ -406,7 +418,7 @@ async fn reward(State(sidecar): State<Arc<Sidecar>>, request: Request) -> Result
     Ok(StatusCode::ACCEPTED)
 }
 
-/// How a query would be routed: nothing is drawn, written or remembered.
+/// Explains how a query would be routed, without drawing a model or logging.
 async fn explain(State(sidecar): State<Arc<Sidecar>>, request: Request) -> Result<Response, Problem> {
     kind(&request, &[Kind::Json])?;
     sidecar.check_ready()?;
@@ -481,7 +493,7 @@ async fn status(State(sidecar): State<Arc<Sidecar>>) -> Response {
 async fn ready(State(sidecar): State<Arc<Sidecar>>) -> Result<&'static str, Problem> {
     sidecar.check_ready()?;
     match sidecar.metrics.http().accept_problem(Instant::now()) {
-        Some(problem) => Err(Problem::unavailable(format!("connections cannot be accepted: {problem}"))),
+        Some(problem) => Err(Problem::unavailable(format!("cannot accept connections: {problem}"))),
         None => Ok("ready\n"),
     }
 }
@@ -496,7 +508,7 @@ async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], document).into_response()
 }
 
-/// Counts requests; turns away those without the token, those beyond the rate and those that take too long.
+/// Counts requests; rejects those without a token, beyond the rate limit or beyond the timeout.
 async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let admitted = sidecar.access.admit(request.uri(), request.headers());
@@ -518,7 +530,7 @@ async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next
     let timeout = Duration::from_millis(sidecar.config.http.timeout_ms);
     let response = match admitted.and_then(|()| if is_limited { sidecar.spend(1) } else { Ok(()) }) {
         Ok(()) => tokio::time::timeout(timeout, next.run(request)).await.unwrap_or_else(|_| {
-            Problem::new(StatusCode::REQUEST_TIMEOUT, "it took longer than http.timeout_ms").into_response()
+            Problem::new(StatusCode::REQUEST_TIMEOUT, "the request took longer than http.timeout_ms").into_response()
         }),
         Err(problem) => problem.into_response(),
     };
@@ -527,49 +539,53 @@ async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next
 }
 
 impl Sidecar {
-    /// Takes this many requests off the rate limit.
+    /// Takes this many requests from the rate limit.
     fn spend(&self, requests: usize) -> Result<(), Problem> {
         let requests = NonZeroU32::new(requests.try_into().unwrap_or(u32::MAX));
         let (Some(limit), Some(requests)) = (&self.limit, requests) else { return Ok(()) };
         match limit.check_n(requests) {
             Ok(Ok(())) => Ok(()),
-            _ => Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "more than http.requests_per_s_max")),
+            _ => Err(Problem::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "the rate limit is exceeded (http.requests_per_s_max): retry later",
+            )),
         }
     }
 
-    /// The items of a batch, of which the guard has taken one off already.
+    /// Charges the items of a batch; the guard has already charged one.
     fn spend_batch(&self, items: usize) -> Result<(), Problem> {
         let most = self.config.http.requests_per_s_max as usize;
         if self.limit.is_some() && items > most {
-            let way_out = format!("{items} items, but http.requests_per_s_max = {most}: send smaller batches");
+            let way_out =
+                format!("has {items} items, more than http.requests_per_s_max = {most}: send smaller batches");
             return Err(Problem::field("requests", way_out));
         }
         self.spend(items.saturating_sub(1))
     }
 
-    /// Receives a body. Parameters in the URL, which only binary bodies have, were looked at before.
+    /// Receives a body.
     async fn receive(&self, request: Request, most: usize) -> Result<Received, Problem> {
         let (head, body) = request.into_parts();
         self.bodies.receive(&head.headers, body, most).await
     }
 
-    /// Receives a JSON object. What is returned beside it holds the memory of the body.
+    /// Receives a JSON object. The second value accounts for the memory of the body.
     async fn json<T: DeserializeOwned>(&self, request: Request, most: usize) -> Result<(T, Received), Problem> {
         if request.uri().query().is_some_and(|query| !query.is_empty()) {
-            return Err(Problem::malformed("with JSON there are no parameters in the URL: write them as fields"));
+            return Err(Problem::malformed("a JSON request takes no URL parameters: send them as fields of the body"));
         }
         let received = self.receive(request, most).await?;
         Ok((parse(&received.bytes)?, received))
     }
 
-    /// Whether a reward will be clipped. Fails if it may not be.
+    /// Whether a reward will be clipped. Fails if it is rejected.
     fn check_reward(&self, reward: f64) -> Result<bool, Problem> {
         let spec = &self.settings.reward;
         if !reward.is_finite() {
-            return Err(Problem::field("reward", "must be finite"));
+            return Err(Problem::field("reward", "must be a finite number"));
         }
         if spec.reject && !spec.contains(reward) {
-            let range = format!("must be {} to {} (reward.range)", spec.low, spec.high);
+            let range = format!("must be between {} and {} (reward.range)", spec.low, spec.high);
             return Err(Problem::field("reward", range));
         }
         Ok(!spec.contains(reward))
@@ -579,7 +595,7 @@ impl Sidecar {
         if self.is_ready() {
             return Ok(());
         }
-        Err(Problem::unavailable("no parameters have been read yet: wait, or start with --serve-uniform"))
+        Err(Problem::unavailable("no parameters received yet: wait, or start the router with --serve-uniform"))
     }
 }
 

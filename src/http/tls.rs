@@ -34,14 +34,16 @@ impl Tls {
         let (signer, taken) = (provider.clone(), newest.clone());
         let paths = vec![config.certificate.clone(), config.key.clone()];
         follow("certificate", paths, counters, move |contents| {
-            let [certificate, key] = contents else { return Err(anyhow!("two files are needed")) };
+            let [certificate, key] = contents else {
+                return Err(anyhow!("expected a certificate file and a key file"));
+            };
             taken.0.store(Some(Arc::new(certified(certificate, key, &signer)?)));
             Ok(())
         })
-        .context("http.tls.certificate and http.tls.key cannot be used")?;
+        .context("cannot use http.tls.certificate and http.tls.key")?;
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .context("TLS")?
+            .context("cannot configure TLS")?
             .with_no_client_auth()
             .with_cert_resolver(newest);
         server.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -54,16 +56,16 @@ impl Tls {
     }
 }
 
-/// A chain with its key. Fails if they do not belong together, as between two writes that replace them.
+/// A chain with its key. Fails if they do not match, for example between the two writes that replace them.
 fn certified(certificate: &[u8], key: &[u8], provider: &CryptoProvider) -> anyhow::Result<CertifiedKey> {
     let chain = CertificateDer::pem_slice_iter(certificate).collect::<Result<Vec<_>, _>>();
-    let chain = chain.map_err(|error| anyhow!("the certificate is not PEM: {error}"))?;
+    let chain = chain.map_err(|error| anyhow!("the certificate is not valid PEM: {error}"))?;
     if chain.is_empty() {
-        return Err(anyhow!("there is no certificate in PEM"));
+        return Err(anyhow!("the certificate file contains no PEM certificate"));
     }
-    // An error of the parser could quote the file: the key is none of the log's business.
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| anyhow!("there is no private key in PEM"))?;
-    CertifiedKey::from_der(chain, key, provider).context("certificate and key do not fit")
+    // A parser error could quote the file, and the key must not reach the log.
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| anyhow!("the key file contains no PEM private key"))?;
+    CertifiedKey::from_der(chain, key, provider).context("the certificate and the key do not match")
 }
 
 /// The certificate in use.

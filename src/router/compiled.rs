@@ -40,14 +40,14 @@ impl Compiled {
         Self { params, columns, eigenvalues, ranks, linear }
     }
 
-    /// Parameters that know nothing yet: every model alike, or one that is always played.
+    /// Untrained parameters: uniform, or one model always.
     pub fn unlearned(space: Name, models: Vec<Name>, dim: usize, always: Option<usize>) -> Self {
         let policy = Policy::unlearned(models.len(), always);
         let algorithm = "none".to_owned();
         Self::new(Params { space, epoch: 0, version: 0, revision: 0, models, dim, created_ms: 0, algorithm, policy })
     }
 
-    /// What orders parameters of a space: epoch, version, revision.
+    /// Epoch, version and revision, which order the parameters of a space.
     pub fn stamp(&self) -> (u64, u64, u64) {
         (self.params.epoch, self.params.version, self.params.revision)
     }

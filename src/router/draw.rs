@@ -1,4 +1,4 @@
-//! Draws that anyone with the key can repeat.
+//! Draws that are reproducible with the key.
 //!
 //! ```text
 //! u = first 53 bits of BLAKE2b-64(key, space | 0 | request id), read as a little-endian number, / 2^53
@@ -14,13 +14,13 @@ use thiserror::Error;
 
 use crate::event::Name;
 
-/// The key of draws.
+/// The draw key.
 #[derive(Clone)]
 pub struct DrawKey(Blake2bMac<U8>);
 
-/// A key that cannot be one.
+/// Why a draw key is invalid.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("a key of draws has 1 to 64 bytes, not {0}")]
+#[error("the draw key has {0} bytes: use 1 to 64 bytes")]
 pub struct BadKey(usize);
 
 impl DrawKey {
@@ -36,7 +36,7 @@ impl DrawKey {
     pub fn draw(&self, space: &Name, request_id: &str) -> f64 {
         let mut hash = self.0.clone();
         hash.update(space.as_str().as_bytes());
-        // No name has a zero byte: the two parts cannot be mistaken.
+        // Names contain no zero byte, so the encoding is unambiguous.
         hash.update(&[0]);
         hash.update(request_id.as_bytes());
         let bytes: [u8; 8] = hash.finalize().into_bytes().into();

@@ -8,20 +8,20 @@ use arc_swap::ArcSwap;
 use super::{Compiled, Distribution, DrawKey, Params};
 use crate::event::{BadQuery, Name};
 
-/// Routes queries by the newest parameters that it was given. Readers never wait, whatever comes in.
+/// Routes queries with the newest parameters. Readers never wait for writers.
 pub struct Router {
     spaces: ArcSwap<HashMap<Name, Arc<Compiled>>>,
     key: DrawKey,
-    /// Held by whoever brings parameters; never by those who route.
+    /// Held by writers, never by readers.
     writer: Mutex<()>,
 }
 
-/// A decision, with the parameters that it was taken by.
+/// A decision, with the parameters used.
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// Index of the model.
     pub model: usize,
-    /// What it was drawn from.
+    /// The distribution that it was drawn from.
     pub distribution: Distribution,
     /// The parameters.
     pub by: Arc<Compiled>,
@@ -40,18 +40,18 @@ impl Router {
         Self { spaces: ArcSwap::default(), key, writer: Mutex::new(()) }
     }
 
-    /// Takes parameters in if they are newer than those it has: whether they were. It never goes back.
+    /// Applies parameters if they are newer than the current ones; returns whether they were. Never goes back.
     pub fn offer(&self, params: Params) -> bool {
         self.insert(Compiled::new(params), |new, old| new.stamp() > old.stamp())
     }
 
-    /// Gives a space that is not there yet something to begin with.
+    /// Adds initial parameters for a new space.
     pub fn begin(&self, unlearned: Compiled) -> bool {
         self.insert(unlearned, |_, _| false)
     }
 
     fn insert(&self, new: Compiled, replaces: impl Fn(&Compiled, &Compiled) -> bool) -> bool {
-        // Nothing can be left half done under this lock.
+        // A panic leaves the state under this lock consistent.
         let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let spaces = self.spaces.load();
         let taken = spaces.get(new.space()).is_none_or(|old| replaces(&new, old));
@@ -91,7 +91,7 @@ impl Router {
         Some(self.decide(self.space(space)?, request_id, query))
     }
 
-    /// Routes many queries by one and the same state of the parameters.
+    /// Routes many queries with one consistent state of the parameters.
     pub fn route_all<'a>(
         &self,
         space: &Name,

@@ -7,10 +7,10 @@
 //! p = (1 - floor) core + floor floor_distribution
 //! ```
 //!
-//! Learners export their policy in this one form, so that a router needs to know nothing of how it was learned.
+//! Learners export their policy in this one form, so a router does not depend on the learning algorithm.
 //!
-//! [`Params`] are that form, in the plainest arithmetic; [`Compiled`] is the same for speed; [`Router`] holds those of
-//! many spaces, takes in newer ones while it routes, and remembers recent decisions.
+//! [`Params`] is the reference form; [`Compiled`] is the same, laid out for speed; [`Router`] holds the parameters of many
+//! spaces and replaces them while it routes.
 
 mod compiled;
 mod draw;
@@ -91,14 +91,14 @@ pub struct Policy {
     pub sampling: Sampling,
     /// Share of the floor distribution in the mixture, 0..1.
     pub floor: f64,
-    /// What is mixed in.
+    /// The floor distribution.
     pub floor_distribution: Vec<f64>,
     /// The score of each model.
     pub scores: Vec<ScoreForm>,
 }
 
 impl Policy {
-    /// One that knows nothing yet: every model alike, or one that is always played.
+    /// An untrained policy: uniform, or one model always.
     pub fn unlearned(models: usize, always: Option<usize>) -> Self {
         let bias = |m: usize| if Some(m) == always { ALWAYS } else { 0.0 };
         let scores = (0..models).map(|m| ScoreForm { bias: bias(m), ..ScoreForm::default() }).collect();
@@ -106,10 +106,10 @@ impl Policy {
     }
 }
 
-/// A score before which all others vanish.
+/// A score that dominates all others.
 pub const ALWAYS: f32 = 1000.0;
 
-/// What a stateless router needs to route the queries of one space.
+/// Routing parameters of one space.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Params {
     /// The space.
@@ -124,7 +124,7 @@ pub struct Params {
     pub models: Vec<Name>,
     /// Dimension of queries.
     pub dim: usize,
-    /// When they were made, in milliseconds since 1970.
+    /// Creation time, in milliseconds since 1970.
     pub created_ms: u64,
     /// Name of the algorithm that learned them.
     pub algorithm: String,
@@ -135,9 +135,9 @@ pub struct Params {
 /// The distributions of one decision.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Distribution {
-    /// The policy's own, before the floor: pi.
+    /// The policy before the floor is mixed in: pi.
     pub policy: Vec<f64>,
-    /// What the model is drawn from: p.
+    /// The distribution that the model is drawn from: p.
     pub propensities: Vec<f64>,
 }
 
@@ -185,7 +185,7 @@ pub fn uniform(n: usize) -> Vec<f64> {
 
 fn softmax(scores: &mut [f64]) {
     let best = scores.iter().fold(f64::NEG_INFINITY, |m, &s| m.max(s));
-    // exp(-700) is the least that a weight may be: still positive, so that every model can be drawn.
+    // The minimum weight is exp(-700): still positive, so that every model can be drawn.
     scores.iter_mut().for_each(|s| *s = (*s - best).max(-700.0).exp());
     let sum: f64 = scores.iter().sum();
     scores.iter_mut().for_each(|weight| *weight /= sum);

@@ -1,4 +1,4 @@
-//! Recent decisions, so that a request that is sent again gets the answer that it got, and is logged once.
+//! Recent decisions, so that a repeated request gets the same answer and is logged once.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use crate::event::Name;
 /// How much is remembered, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecentSpec {
-    /// Most decisions.
+    /// Maximum number of decisions.
     pub max: usize,
     /// How long each is remembered.
     pub keep_ms: u64,
@@ -29,18 +29,18 @@ struct Shard<T> {
     ages: VecDeque<(u64, u128)>,
 }
 
-/// So many threads can look at a time without waiting for each other.
+/// Number of shards, each with a lock of its own.
 const SHARDS: usize = 16;
 
 impl<T: Clone> Recent<T> {
-    /// Nothing is remembered yet. `seed` keeps callers from finding ids that collide: it should be random.
+    /// An empty table. `seed` should be random: it prevents callers from choosing IDs that collide.
     pub fn new(spec: RecentSpec, seed: u64) -> Self {
         let shard = || Mutex::new(Shard { decisions: HashMap::new(), ages: VecDeque::new() });
         Self { spec, seed, shards: (0..SHARDS).map(|_| shard()).collect() }
     }
 
-    /// The decision of a request that is remembered, or the one that `decide` takes now: which is then remembered, and
-    /// true stands beside it. Of requests that come at the same time only one decides.
+    /// The remembered decision of a request, or a new one from `decide`, which is then remembered; and whether it is new. Of
+    /// concurrent repeats only one decides.
     pub fn get_or<E>(
         &self,
         space: &Name,
@@ -60,7 +60,7 @@ impl<T: Clone> Recent<T> {
         Ok((decision, true))
     }
 
-    /// Forgets a decision that came to nothing.
+    /// Removes a decision whose event was not written.
     pub fn forget(&self, space: &Name, request_id: &str) {
         let key = self.key(space, request_id);
         self.shard(key).decisions.remove(&key);
@@ -78,7 +78,7 @@ impl<T: Clone> Recent<T> {
 }
 
 impl<T> Shard<T> {
-    /// Makes room for one more, and forgets what is too old.
+    /// Makes room for one more, and removes expired decisions.
     fn forget(&mut self, now_ms: u64, max: usize) {
         while let Some(&(until_ms, key)) = self.ages.front()
             && (until_ms < now_ms || self.ages.len() >= max)

@@ -1,8 +1,8 @@
-//! The daemon's loop where lanes are shared by many instances.
+//! The daemon's loop where many instances share the lanes.
 //!
-//! This thread owns all lanes of the instance. The polling thread asks it to open those that the group has given, and to
-//! close those that it takes away; it answers between two rounds of events. A lane is closed with a last snapshot, unless
-//! another may have it already: then it is dropped as it is, and the other goes on from the last one that was committed.
+//! This thread owns all lanes of the instance. The polling thread asks it to open assigned lanes and to close revoked
+//! ones; it answers between two rounds of events. A revoked lane is closed with a last snapshot. A lost lane, which another
+//! instance may own already, is dropped: the new owner resumes from the last committed snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,11 +31,11 @@ use crate::transport::kafka::standby::Standby;
 use crate::transport::kafka::{state, topics};
 use crate::wire::events::Parser;
 
-/// So many lanes are claimed at a time.
+/// Number of lanes claimed concurrently.
 const CLAIMS: usize = 8;
 
 impl Run<'_> {
-    /// Runs the lanes that the group gives it; all of them, alone, where it runs once.
+    /// Runs the lanes that the group assigns; with `--once` all lanes, alone.
     pub(super) fn follow_lanes(&self, cluster: &Cluster) -> anyhow::Result<Option<Outcome>> {
         let Some(mut fleet) = self.open_patiently(|| Fleet::new(self, cluster))? else { return Ok(None) };
         if self.once {
@@ -56,9 +56,9 @@ struct Fleet<'a> {
     cluster: &'a Cluster,
     desk: Desk<'a>,
     lanes: BTreeMap<i32, Lane>,
-    /// Lanes of others whose log of applied requests may be longer here than it should.
+    /// Lanes of other instances whose local log of applied requests may hold uncommitted lines.
     unsettled: BTreeSet<i32>,
-    /// Spaces whose shards are brought together here.
+    /// Spaces whose shards this instance merges.
     mergers: BTreeMap<Name, Merger>,
     hand_overs: u64,
 }
@@ -84,7 +84,8 @@ impl<'a> Fleet<'a> {
         let heads = state::heads(cluster, &all.clone().collect::<Vec<i32>>())?;
         let config = run.config;
         let store = run.open_store()?;
-        let instance = store::instance(&config.store.dir).context("cannot name this instance in its store")?;
+        let instance =
+            store::instance(&config.store.dir).context("cannot read or write the instance ID in store.dir")?;
         check_lanes(&store, |lane| all.clone().any(|known| lane == lane_name(known)))?;
         let audit = config.audit.path();
         let is_there = |lane: &i32| audit.as_deref().is_some_and(|path| lane_path(path, *lane).exists());
@@ -117,7 +118,7 @@ impl<'a> Fleet<'a> {
         Ok(Self { run, cluster, desk, lanes: BTreeMap::new(), unsettled, mergers: BTreeMap::new(), hand_overs: 0 })
     }
 
-    /// All lanes up to their present end, while there is no other member.
+    /// Runs all lanes up to their current end, without other members.
     fn run_once(&mut self) -> anyhow::Result<()> {
         check_stopped(self.cluster)?;
         let all: Vec<i32> = (0..self.desk.partitions as i32).collect();
@@ -135,7 +136,7 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// The lanes that the group gives, until it is told to stop.
+    /// Runs the assigned lanes until it is stopped.
     fn run_on(&mut self) -> anyhow::Result<()> {
         self.settle();
         let (owner, inbox) = channel();
@@ -149,7 +150,7 @@ impl<'a> Fleet<'a> {
         self.mergers.clear();
         self.close(&lanes, false)?;
         tracing::info!(?lanes, applied = counts.applied, "stopped");
-        // From here on nobody answers, and the polling thread does not wait for it.
+        // From here on the polling thread waits for no answer.
         drop(inbox);
         self.settle();
         Ok(())
@@ -196,22 +197,22 @@ impl<'a> Fleet<'a> {
                 for lane in &lanes {
                     self.attach(*lane, |place, idle| reader.open(place, idle));
                 }
-                ("opened", lanes, done)
+                ("lanes opened", lanes, done)
             }
             Rebalance::Taken { lanes, lost, done } => {
                 self.close(&lanes, lost)?;
-                (if lost { "lost" } else { "handed over" }, lanes, done)
+                (if lost { "lanes lost" } else { "lanes released" }, lanes, done)
             }
         };
         self.merge_shards()?;
-        // The polling thread waits for it, and may have been told to stop.
+        // The polling thread waits for this, unless it has stopped.
         let _ = done.send(());
-        tracing::info!(?lanes, ms = begun.elapsed().as_millis(), "lanes are {what}");
+        tracing::info!(?lanes, ms = begun.elapsed().as_millis(), "{what}");
         self.settle();
         Ok(())
     }
 
-    /// Takes lanes over, and takes the first snapshot of each.
+    /// Takes over lanes and takes the first snapshot of each.
     fn open(&mut self, lanes: &[i32]) -> anyhow::Result<()> {
         if let Some(lane) = lanes.iter().find(|lane| **lane >= self.desk.partitions as i32) {
             let (before, now) = (self.desk.partitions, *lane as usize + 1);
@@ -228,7 +229,7 @@ impl<'a> Fleet<'a> {
         };
         for lanes in lanes.chunks(CLAIMS) {
             for (lane, claim) in claim(&self.desk, lanes)? {
-                // Where a rebalance was answered late, it may be there already.
+                // After a late answer to a rebalance the lane may be open already.
                 self.drop_lane(lane);
                 let opened = self.desk.open(lane, claim, &mut ask)?;
                 self.begin(lane, opened)?;
@@ -262,7 +263,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Hands lanes over; those that are lost are dropped.
+    /// Releases lanes; lost lanes are dropped.
     fn close(&mut self, lanes: &[i32], lost: bool) -> anyhow::Result<()> {
         let mut closing: Vec<(i32, Lane)> =
             lanes.iter().filter_map(|lane| Some((*lane, self.lanes.remove(lane)?))).collect();
@@ -270,7 +271,7 @@ impl<'a> Fleet<'a> {
             if lost {
                 lane.give_up.store(true, Ordering::Relaxed);
             } else {
-                // Whatever is wrong with it is told when it is closed.
+                // Closing the lane reports the error.
                 let _ = lane.runner.snapshot();
             }
         }
@@ -281,7 +282,7 @@ impl<'a> Fleet<'a> {
             match lane.runner.close() {
                 Err(error) if lost || is_fenced(&error) => {
                     self.unsettled.insert(key);
-                    tracing::warn!(lane = key, "a lane is given up: {error:#}");
+                    tracing::warn!(lane = key, error = format!("{error:#}"), "dropped lane");
                 }
                 other => other?,
             }
@@ -290,11 +291,11 @@ impl<'a> Fleet<'a> {
     }
 
     fn drop_lane(&mut self, lane: i32) {
-        // A lane that is lost is dropped whatever is wrong with it.
+        // A lost lane is dropped regardless of its errors.
         let _ = self.close(&[lane], true);
     }
 
-    /// A round of events: how many were taken, and whether all lanes are at their end.
+    /// Processes a round of events: returns how many, and whether all lanes are at their end.
     fn step(&mut self, reader: &Reader) -> anyhow::Result<(u64, bool)> {
         let (mut events, mut ended, mut fenced) = (0, true, Vec::new());
         for (key, lane) in &mut self.lanes {
@@ -313,9 +314,9 @@ impl<'a> Fleet<'a> {
         Ok((events, ended))
     }
 
-    /// Drops lanes that another instance has taken over, and asks the group anew which are this one's.
+    /// Drops lanes that another instance has taken over, and rejoins the group.
     fn rejoin(&mut self, reader: &Reader, fenced: &[i32]) {
-        tracing::warn!(lanes = ?fenced, "another instance has taken over: joining the group anew");
+        tracing::warn!(lanes = ?fenced, "another instance took over lanes; rejoining the group");
         fenced.iter().for_each(|lane| self.drop_lane(*lane));
         reader.rejoin();
     }
@@ -332,7 +333,7 @@ impl<'a> Fleet<'a> {
         let places: Vec<Place> = self.lanes.values().flat_map(|lane| lane.places.clone()).collect();
         positions::check_ids(self.cluster, &places)?;
         let (topic, before) = (&self.cluster.config.topics.queries, self.desk.partitions);
-        // Where no broker answers there is nothing to tell.
+        // Ignored while no broker answers.
         if let Ok(now) = self.cluster.partitions(topic)
             && now != before
         {
@@ -342,8 +343,8 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// Cuts logs of applied requests back to what is known to be committed, where others have taken over. What cannot be
-    /// known now will be later.
+    /// Truncates logs of applied requests to their committed length, for lanes that other instances took over. Retries
+    /// later if the length is unknown.
     fn settle(&mut self) {
         let lanes: Vec<i32> = self.unsettled.iter().filter(|lane| !self.lanes.contains_key(lane)).copied().collect();
         if lanes.is_empty() || self.desk.audit.is_none() {
@@ -358,11 +359,11 @@ impl<'a> Fleet<'a> {
             })
         });
         if let Err(error) = settled {
-            tracing::warn!("audit.applied_log is looked at again later: {error:#}");
+            tracing::warn!(error = format!("{error:#}"), "cannot truncate audit.applied_log; retrying");
         }
     }
 
-    /// Brings together the shards of the spaces whose own lane is here, and of no others.
+    /// Merges the shards of the spaces whose home lane is here, and of no others.
     fn merge_shards(&mut self) -> anyhow::Result<()> {
         for space in self.run.settings.sharded().into_keys() {
             if !self.lanes.contains_key(&partition_of(&space, self.desk.partitions)) {
@@ -386,7 +387,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Reads as a member, or alone what is given.
+    /// Starts to read, as a group member or alone from the given places.
     fn read(
         &mut self,
         places: &[Place],
@@ -414,7 +415,7 @@ impl<'a> Fleet<'a> {
 }
 
 impl Lane {
-    /// Takes some events, or a snapshot if one is due.
+    /// Processes some events, or takes a snapshot if one is due.
     fn step(&mut self) -> anyhow::Result<(u64, Option<Stepped>)> {
         let stepped = self.runner.step_some()?;
         if stepped.0 == 0 {
@@ -424,7 +425,7 @@ impl Lane {
     }
 }
 
-/// Claims lanes, all at once: most of the time is spent waiting for the brokers.
+/// Claims lanes concurrently: most of the time is spent waiting for the brokers.
 fn claim(desk: &Desk<'_>, lanes: &[i32]) -> anyhow::Result<Vec<(i32, Claim)>> {
     std::thread::scope(|scope| {
         let claim = |lane: &i32| {
@@ -433,14 +434,14 @@ fn claim(desk: &Desk<'_>, lanes: &[i32]) -> anyhow::Result<Vec<(i32, Claim)>> {
         };
         let claims = lanes.iter().map(claim).collect::<anyhow::Result<Vec<_>>>()?;
         let claims = claims.into_iter().map(|(lane, claim)| {
-            let claim = claim.join().map_err(|_| anyhow!("taking over lane {lane} panicked"))?;
+            let claim = claim.join().map_err(|_| anyhow!("the thread that takes over lane {lane} panicked"))?;
             Ok((lane, claim?))
         });
         claims.collect()
     })
 }
 
-/// Whether another has taken over.
+/// Whether another instance has taken over.
 pub(super) fn is_fenced(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Problem::Fenced(_))))
 }

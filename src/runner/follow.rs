@@ -1,4 +1,4 @@
-//! The daemon's loop: events as they come, on either transport.
+//! The daemon's loop on either transport.
 
 use std::iter::once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,53 +27,53 @@ use crate::transport::params::{Files, ParamsDir};
 use crate::transport::{Log, lock};
 use crate::wire::events::Parser;
 
-/// What a run is asked to do.
+/// Options of a run.
 pub struct Run<'a> {
-    /// Whether it stops at the present end of its inputs.
+    /// Whether it stops at the current end of its inputs.
     pub once: bool,
-    /// Whether messages that are lost are gone on without.
+    /// Whether lost messages are skipped.
     pub accept_gap: bool,
     /// The configuration.
     pub config: &'a Config,
-    /// The same, checked.
+    /// The validated configuration.
     pub settings: &'a Settings,
-    /// Set when it is to stop.
+    /// Set to stop the run.
     pub stop: &'a Arc<AtomicBool>,
-    /// Where it tells how it goes.
+    /// Receives progress reports.
     pub status: &'a Status,
-    /// Where what is asked of the brokers runs.
+    /// Runtime for admin requests to the brokers.
     pub runtime: &'a Handle,
 }
 
-/// What a run came to.
+/// Result of a run.
 pub struct Outcome {
     /// The engine of each lane.
     pub engines: Vec<Engine>,
-    /// Events that were further out of order than the window.
+    /// Events that arrived beyond the reorder window.
     pub out_of_order: u64,
 }
 
-/// How often a daemon that is busy says how it goes.
+/// Interval of progress lines in the log.
 const NEWS_EVERY: Duration = Duration::from_secs(30);
 
-/// How often it tells those who ask; less often where telling takes more than this share of the time.
+/// Interval of status updates; longer if an update takes more than this share of the time.
 const STATUS_EVERY: Duration = Duration::from_millis(250);
 const STATUS_SHARE: f64 = 0.01;
 
-/// How often it makes sure that the topics are still those that they were.
+/// Interval at which it checks that the topics were not recreated.
 pub(super) const CHECK_EVERY: Duration = Duration::from_secs(20);
 
-/// After so many events it looks whether logs that were idle have something.
+/// Number of events between two checks of idle logs.
 const LOOK_EVERY: u64 = 64;
 
-/// Reading the log files, among the operations that are retried.
+/// Name of the retried operation that reads log files.
 const READ: &str = "read";
 
-/// How long it waits for news where there is nothing to do.
+/// Wait time when idle.
 pub(super) const IDLE: Duration = Duration::from_millis(20);
 
 impl Run<'_> {
-    /// Runs until it is done or told to stop. `None`: it was told to before it had begun.
+    /// Runs until it is done or stopped. `None` if it was stopped before it started.
     pub fn follow(&self) -> anyhow::Result<Option<Outcome>> {
         match self.config.transport.kind {
             TransportKind::File => self.follow_files().map(Some),
@@ -85,12 +85,12 @@ impl Run<'_> {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    /// A daemon retries what the system fails; a run that ends by itself says so with its exit code.
+    /// The daemon retries failures of the operating system; `--once` fails with an exit code.
     pub(super) fn retry(&self) -> Retry {
         if self.once { Retry::never() } else { Retry::until(self.stop.clone(), self.status.facts()) }
     }
 
-    /// Opens the store. A daemon that is restarted while the disk is full waits until it is not.
+    /// Opens the store. The daemon retries while the disk is full.
     pub(super) fn open_store(&self) -> anyhow::Result<Snapshots> {
         self.retry().run("open_store", || Ok(Snapshots::open(&self.config.store, self.config.snapshot.keep)?))
     }
@@ -103,7 +103,7 @@ impl Run<'_> {
         }
     }
 
-    /// Reports whether all partitions are read, and if not, at which batch one has stopped.
+    /// Reports whether all partitions are read, and if not, the batch at which one has stopped.
     pub(super) fn tell_ready(&self, reader: &Reader) {
         let stopped = reader.unreadable();
         self.status.set_ready(reader.is_assigned() && stopped.is_empty());
@@ -115,7 +115,7 @@ impl Run<'_> {
         let poll = Duration::from_millis(file.poll_ms);
         let idle = Duration::from_millis(file.idle_ms);
         let at_end = if self.once { AtEnd::Stop } else { AtEnd::Follow { idle } };
-        let cannot_read = || format!("cannot read the logs in {} (transport.file.dir)", file.dir.display());
+        let cannot_read = || format!("cannot read the log directory {} (transport.file.dir)", file.dir.display());
         let dead_letters = Appender::rotating(&file.dir.join("dead-letters"), "dead-letters", DEAD_LETTERS_BYTES);
         let params = ParamsDir::new(&file.dir.join("params"));
         let published = params.published();
@@ -133,12 +133,12 @@ impl Run<'_> {
             retry.run(READ, || directory.scan(&mut runner.merge).with_context(cannot_read))
         };
         match scan(&mut directory, &mut runner) {
-            // It is to stop: the loop below ends before it begins.
+            // Shutting down: the loop below does not start.
             Err(_) if !self.once && !self.goes_on() => {}
             scanned => scanned?,
         }
         for log in directory.missing() {
-            tracing::warn!(log, "a log that was read before is gone");
+            tracing::warn!(log, "log file is missing; it was read before");
         }
         tracing::info!(dir = %file.dir.display(), once = self.once, "learning");
         self.status.set_ready(true);
@@ -152,7 +152,7 @@ impl Run<'_> {
                 scanned = Instant::now();
             }
             let stepped = match runner.step() {
-                // All logs wait, lest those that can be read run ahead of the others.
+                // All logs wait, so that readable ones do not run ahead of the others.
                 Err(error) if error.is::<CannotRead>() => match retry.run(READ, || runner.step()) {
                     Err(_) if !self.once && !self.goes_on() => break,
                     stepped => stepped?,
@@ -188,7 +188,8 @@ impl Run<'_> {
             return self.follow_lanes(&cluster);
         }
         let Some(mut lane) = self.open_patiently(|| self.open_lane(&cluster))? else { return Ok(None) };
-        let instance = store::instance(&self.config.store.dir).context("cannot name this instance in its store")?;
+        let instance =
+            store::instance(&self.config.store.dir).context("cannot read or write the instance ID in store.dir")?;
         let (reader, idle) = self.begin_lane(&cluster, &instance, &mut lane)?;
         tracing::info!(brokers = kafka.brokers, once = self.once, "learning");
         let (mut teller, mut checked) = (Teller::new(self.status), Instant::now());
@@ -220,7 +221,7 @@ impl Run<'_> {
         finish(vec![lane.runner]).map(Some)
     }
 
-    /// The lane as its snapshot has it, or new.
+    /// The lane restored from its snapshot, or a new one.
     fn open_lane(&self, cluster: &Cluster) -> anyhow::Result<OneLane> {
         let message_bytes = self.runtime.block_on(topics::check_params(cluster, self.settings))?;
         let limits = self.runtime.block_on(topics::letter_limits(cluster, self.settings));
@@ -233,7 +234,7 @@ impl Run<'_> {
         for space in self.settings.sharded().keys() {
             tracing::warn!(
                 space = space.as_str(),
-                "shards are for transport.kafka.lanes = \"partition\": here the space is learned as a whole"
+                "ignored spaces.SPACE.shards: shards need transport.kafka.lanes = \"partition\""
             );
         }
         let (audit, facts) = (self.config.audit.path(), self.status.facts());
@@ -247,7 +248,7 @@ impl Run<'_> {
         Ok(OneLane { runner, state, places, logs: Vec::new(), reader })
     }
 
-    /// Takes the first snapshot, and begins to read.
+    /// Takes the first snapshot and starts to read.
     fn begin_lane(
         &self,
         cluster: &Cluster,
@@ -303,7 +304,7 @@ fn named(cluster: &Cluster, mut place: Place) -> Result<Place, Problem> {
     Ok(place)
 }
 
-/// What the brokers' client tells of itself, and how far behind these lanes are.
+/// Statistics of the Kafka client, and the lag of these lanes.
 pub(super) fn tell_kafka<'r>(
     news: &mut News,
     reader: &Reader,
@@ -318,7 +319,7 @@ pub(super) fn tell_kafka<'r>(
     news.broker_errors = cluster.trouble.counts();
 }
 
-/// Fails if the store has a lane that is none of ours.
+/// Fails if the store holds an unknown lane.
 pub(super) fn check_lanes(store: &Snapshots, is_ours: impl Fn(&str) -> bool) -> anyhow::Result<()> {
     match store.archive().lanes()?.into_iter().find(|lane| !is_ours(lane)) {
         Some(other) => Err(Problem::OtherLanes(other).into()),
@@ -326,7 +327,7 @@ pub(super) fn check_lanes(store: &Snapshots, is_ours: impl Fn(&str) -> bool) -> 
     }
 }
 
-/// One lane has one reader: whoever comes second must not disturb the first.
+/// Fails if the group has another member: a lane has one reader, and a second must not disturb the first.
 fn check_alone(cluster: &Cluster, instance: &str) -> Result<(), Problem> {
     match cluster.members()?.into_iter().find(|(client, _)| client != instance) {
         Some((client, host)) => Err(Problem::AnotherInstance(format!("{client} at {host}"))),
@@ -352,7 +353,7 @@ pub(super) fn finish<S: Log>(mut runners: Vec<Runner<S>>) -> anyhow::Result<Outc
 }
 
 impl<S: Log> Runner<S> {
-    /// Takes some events: how many, and what came after the last, unless there are more.
+    /// Processes some events: returns how many, and the last result unless more events are ready.
     pub(super) fn step_some(&mut self) -> anyhow::Result<(u64, Option<Stepped>)> {
         for taken in 0..LOOK_EVERY {
             let stepped = self.step()?;
@@ -364,14 +365,14 @@ impl<S: Log> Runner<S> {
     }
 }
 
-/// Tells how it goes: to the log now and then, and to those who ask.
+/// Reports progress: to the log at intervals, and to the status endpoints.
 pub(super) struct Teller<'a> {
     status: &'a Status,
     since: Instant,
     told: Instant,
     took: Duration,
     events: u64,
-    /// What is not read yet: messages, bytes.
+    /// Backlog: messages, bytes.
     behind: (Option<u64>, Option<u64>),
 }
 

@@ -1,8 +1,7 @@
-//! The thread that makes things last, so that the engine need not wait for the disk.
+//! The thread that makes effects durable, so that the engine need not wait for the disk.
 //!
-//! Work comes through a channel of one place: a second snapshot waits until the first is durable. Each is carried out
-//! in the one order that a crash cannot turn into a lie: lines, then the snapshot that counts them, then the parameters
-//! that it justifies.
+//! Work arrives through a channel of capacity one: a second snapshot waits until the first is durable. The order is
+//! crash-safe: first the lines, then the snapshot that counts them, then the parameters of that snapshot.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -23,21 +22,21 @@ use crate::telemetry::{Facts, Published};
 use crate::transport::append::Appender;
 use crate::transport::{Letter, Outlet};
 
-/// Where things go.
+/// Destinations of the work.
 pub struct Outlets {
     /// The snapshots.
     pub snapshots: Option<Snapshots>,
     /// Requests that were learned from.
     pub audit: Option<Appender>,
-    /// Bad events and parameters.
+    /// Dead letters and parameters.
     pub outlet: Box<dyn Outlet>,
-    /// Where it is told what happens.
+    /// Receives facts for metrics and logs.
     pub facts: Arc<Facts>,
-    /// What the system fails is retried, since a snapshot that is given up would be lost.
+    /// Retries failures of the operating system, since an abandoned snapshot would be lost.
     pub retry: Retry,
 }
 
-/// Where the snapshots of a lane go.
+/// Storage of the snapshots of a lane.
 pub struct Snapshots {
     /// The store, which lanes share.
     pub archive: Arc<Mutex<DirArchive>>,
@@ -45,7 +44,7 @@ pub struct Snapshots {
     pub dir: PathBuf,
     /// The lane.
     pub lane: String,
-    /// What remembers how far it had come.
+    /// Records the newest generation.
     pub witness: Witness,
 }
 
@@ -65,18 +64,18 @@ impl Snapshots {
         Self::new(self.archive.clone(), &self.dir, lane)
     }
 
-    /// Makes the next generation of the lane durable; its number.
+    /// Makes the next generation of the lane durable; returns its number.
     pub fn commit(&self, retry: &Retry, head: &[u8], changes: &[Change]) -> anyhow::Result<u64> {
         let generation = retry.run("snapshot", || Ok(self.archive().commit(&self.lane, head, changes)?))?;
         failpoint::reach("after-persist");
-        let cannot = "cannot note the snapshot beside its store";
+        let cannot = "cannot record the generation of the snapshot";
         retry.run("snapshot", || self.witness.note(generation).context(cannot))?;
         Ok(generation)
     }
 
     /// The store.
     pub fn archive(&self) -> MutexGuard<'_, DirArchive> {
-        // A commit is atomic in the store: whoever panicked left it whole.
+        // A commit is atomic in the store: a panic leaves it intact.
         self.archive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -94,7 +93,7 @@ pub struct Work {
     pub positions: MergeState,
     /// Parameters to publish.
     pub params: Vec<(Name, Vec<u8>)>,
-    /// What is told of them once they are published.
+    /// Reported once they are published.
     pub told: Vec<(Name, Published)>,
     /// Who wants to know when it is done.
     pub done: Option<SyncSender<()>>,
@@ -121,7 +120,7 @@ impl Keeper {
         Ok(Self { work: Some(work), thread: Some(thread) })
     }
 
-    /// Hands over work; waits while there is some before it. Fails if earlier work has failed.
+    /// Submits work; waits while earlier work is queued. Fails if earlier work has failed.
     pub fn hand_over(&mut self, work: Work) -> anyhow::Result<()> {
         let sent = self.work.as_ref().is_some_and(|inbox| inbox.send(work).is_ok());
         if sent { Ok(()) } else { self.finish() }
@@ -133,7 +132,7 @@ impl Keeper {
         if ended { self.finish() } else { Ok(()) }
     }
 
-    /// Waits until all work that was handed over is done.
+    /// Waits until all submitted work is done.
     pub fn settle(&mut self) -> anyhow::Result<()> {
         let (done, news) = sync_channel(1);
         self.hand_over(Work { done: Some(done), ..Work::default() })?;
@@ -143,21 +142,24 @@ impl Keeper {
         }
     }
 
-    /// Ends the thread, once all work is done.
+    /// Ends the thread once all work is done.
     pub fn finish(&mut self) -> anyhow::Result<()> {
         self.work = None;
-        let Some(thread) = self.thread.take() else { return Err(anyhow!("the keeper has stopped")) };
-        thread.join().unwrap_or_else(|_| Err(anyhow!("the keeper panicked; what was acknowledged before is intact")))
+        let Some(thread) = self.thread.take() else {
+            return Err(anyhow!("the thread that makes snapshots durable has stopped"));
+        };
+        thread.join().unwrap_or_else(|_| {
+            Err(anyhow!("the thread that makes snapshots durable panicked; committed snapshots are intact"))
+        })
     }
 }
 
 impl Carry for Outlets {
     fn carry_out(&mut self, work: Work) -> anyhow::Result<()> {
         let Self { snapshots, audit, outlet, facts, retry } = self;
-        retry
-            .run("dead_letters", || outlet.dead_letters(&work.dead_letters).context("dead letters must not be lost"))?;
+        retry.run("dead_letters", || outlet.dead_letters(&work.dead_letters).context("cannot write dead letters"))?;
         if let Some(audit) = audit {
-            retry.run("audit", || audit.append(&work.audit).context("audit.applied_log"))?;
+            retry.run("audit", || audit.append(&work.audit).context("cannot write audit.applied_log"))?;
         }
         if let (Some(snapshots), Some((head, changes))) = (snapshots, &work.snapshot) {
             let begun = Instant::now();
@@ -171,7 +173,7 @@ impl Carry for Outlets {
         }
         self.outlet.reached(&work.positions);
         if let Some(done) = work.done {
-            // Whoever asked may have gone.
+            // The receiver may be gone.
             let _ = done.send(());
         }
         Ok(())

@@ -1,25 +1,25 @@
-//! A lane that moves from one instance to another.
+//! A lane that moves between instances.
 //!
-//! The truth about a lane is on the snapshots topic, where whoever takes over finds it. A snapshot of the lane is one
-//! transaction, under the lane's own name among the brokers': its state, the parameters that it justifies and its dead
-//! letters. Whoever takes over begins under that name, which ends what the last owner had begun and shuts it out, and
-//! reads the state only then. So there is one history, whoever believes to own the lane:
+//! The snapshots topic is the source of truth about a lane. A snapshot of the lane is one transaction under the lane's
+//! transactional ID: its state, the parameters of that state and its dead letters. A new owner initializes transactions
+//! under that ID, which aborts the open transaction of the previous owner and fences it, and only then reads the state. So
+//! there is one history, even if a stale owner is still running:
 //!
-//! 1. all messages are delivered, but do not count yet; an owner that was shut out learns it here and stops,
-//! 2. the log of applied requests grows by the lines of the snapshot,
+//! 1. all messages are delivered, but not committed; a fenced owner fails here and stops,
+//! 2. the lines of the snapshot are appended to the log of applied requests,
 //! 3. the transaction is committed,
-//! 4. the store on the local disk follows.
+//! 4. the snapshot is written to the local store.
 //!
-//! A crash between 2 and 3 leaves lines that nothing justifies, one between 3 and 4 a store that is behind. Neither
-//! matters: the state says how long the log of each instance is that has had the lane ([`SharedHead::audits`]), and an
-//! instance cuts its log to that when it takes the lane over, or when it sees that another has since ([`Desk::settle`]):
-//! that one began after all transactions of this instance were decided, so what it says of them is final. As long as
-//! the newest state is an instance's own, its last transaction may not be decided yet, and it leaves its log alone. Every
-//! owner writes a first snapshot before its first event, so that a state of another is never older than its own lines.
+//! A crash between 2 and 3 leaves uncommitted lines; one between 3 and 4 leaves a store that is behind. Both are repaired:
+//! the state holds the committed log length of every instance that owned the lane ([`SharedHead::audits`]). An instance
+//! truncates its log to that length when it takes over the lane, or when it sees that another instance has done so
+//! ([`Desk::settle`]): the new owner started after all transactions of this instance were decided, so its record is final.
+//! While the newest state is an instance's own, its last transaction may still be undecided, and it leaves its log alone.
+//! Every owner writes a first snapshot before its first event, so a state of another owner is never older than its lines.
 //!
-//! The local store never holds what is not committed. It is what `pointsman snapshots` looks into, and the way back should
-//! the topic be lost; where the topic has a state, that is taken, unless the local one has a later epoch, which a rollback
-//! or an import begins.
+//! The local store never holds uncommitted state. `pointsman snapshots` reads it, and it is the fallback if the topic is
+//! lost. A state on the topic takes precedence, unless the local one has a later epoch, which a rollback or an import
+//! starts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -54,45 +54,45 @@ pub(super) struct Desk<'a> {
     pub settings: &'a Settings,
     pub cadence: &'a SnapshotConfig,
     pub store: Snapshots,
-    /// The name of this instance.
+    /// ID of this instance.
     pub instance: String,
-    /// How many lanes there are, here and elsewhere.
+    /// Number of lanes of all instances.
     pub partitions: usize,
-    /// The log of applied requests, of which each lane has its own.
+    /// Path of the log of applied requests; each lane has a file of its own.
     pub audit: Option<PathBuf>,
-    /// The most that a message may take.
+    /// Maximum message size.
     pub message_bytes: usize,
-    /// What dead letters may take.
+    /// Size limits of dead letters.
     pub limits: LetterLimits,
-    /// Who reads, once it does.
+    /// The reader, once it is started.
     pub reader: Arc<OnceLock<Arc<Reader>>>,
-    /// Copies of the lanes of others, where they are kept.
+    /// Standby copies of the lanes of other instances, if enabled.
     pub standby: Option<Standby>,
-    /// Where it is told what happens.
+    /// Receives facts for metrics and logs.
     pub facts: Arc<Facts>,
-    /// Retries what the local disk fails.
+    /// Retries failures of the local disk.
     pub retry: Retry,
 }
 
-/// A lane that nobody else can write any more, as its last owner left it.
+/// A lane whose previous owner is fenced, with the state that it left.
 pub(super) struct Claim {
     transactions: Transactions,
     entries: Entries,
 }
 
-/// A lane that can go on.
+/// A lane that is ready to run.
 pub(super) struct Opened {
     pub runner: Runner<Partition>,
-    /// Where it was left.
+    /// Positions to resume from.
     pub state: MergeState,
-    /// Whether what is published is what its state justifies.
+    /// Whether the published parameters match the state.
     pub is_published: bool,
-    /// Makes its transaction end soon.
+    /// Aborts its transaction soon.
     pub give_up: Arc<AtomicBool>,
 }
 
 impl Desk<'_> {
-    /// Shuts out whoever has had the lane, and reads what that one left.
+    /// Fences the previous owner of the lane and reads the state it left.
     pub fn claim(&self, lane: i32) -> Result<Claim, Problem> {
         let transactions =
             Transactions::take_over(self.cluster, &lane_name(lane), self.message_bytes, Some(self.limits))?;
@@ -102,13 +102,13 @@ impl Desk<'_> {
             if is_whole(&self.cluster.config.topics.snapshots, lane, &entries) {
                 return Ok(Claim { transactions, entries });
             }
-            tracing::info!(lane, "the copy of a lane is not whole: it is read from the topic");
+            tracing::info!(lane, "standby copy of the lane is incomplete; reading it from the topic");
         }
         let entries = state::read(self.cluster, lane, Entries::new(), 0)?;
         Ok(Claim { transactions, entries })
     }
 
-    /// Opens a lane. What is `published` is asked for only where the lane's state does not say it.
+    /// Opens a lane. Calls `published` only if the state of the lane does not tell what is published.
     pub fn open(
         &self,
         lane: i32,
@@ -123,7 +123,7 @@ impl Desk<'_> {
         let fresh = snapshot.is_none();
         let engine = match snapshot {
             Some(snapshot) => Engine::restore(self.settings.clone(), head.engine.clone(), snapshot.records)
-                .with_context(|| format!("the state of lane {name} does not fit the configuration"))?,
+                .with_context(|| format!("the state of lane {name} does not match the configuration"))?,
             None => Engine::new(self.settings.clone()),
         };
         if !fresh {
@@ -166,7 +166,7 @@ impl Desk<'_> {
         Ok(Opened { runner, state, is_published, give_up })
     }
 
-    /// What a lane goes on from: the topic, or the local store where that is ahead; and what the other then lacks.
+    /// Chooses the state to resume from: the topic, or the local store if that is ahead; and what the other one lacks.
     fn choose(&self, lane: i32, shared: &Archive<Mirror>, local: &Snapshots) -> anyhow::Result<Begun> {
         let topic = &self.cluster.config.topics.snapshots;
         let bad = |problem: String| Problem::BadState { lane: format!("{topic}/{lane}"), problem };
@@ -193,7 +193,7 @@ impl Desk<'_> {
             tracing::warn!(
                 lane = local.lane,
                 epoch = of_copy.epoch,
-                "the store has a later epoch than the topic: it is gone on from"
+                "the store has a later epoch than the topic; resuming from the store"
             );
             let shared_changes = difference(&found.records, &copy.records);
             let snapshot = Some(copy.clone());
@@ -206,46 +206,41 @@ impl Desk<'_> {
             term,
             from = shared_head.instance,
             records = found.records.len(),
-            "taken over"
+            "took over lane"
         );
         Ok(Begun { snapshot: Some(found), head, from_topic: true, local_changes, shared_head, ..Begun::default() })
     }
 
-    /// Fails if spaces have been spread otherwise.
+    /// Fails if the spaces were distributed over another number of partitions.
     pub fn check_partitions(&self, head: &SharedHead) -> Result<(), Problem> {
         let (before, now) = (head.partitions as usize, self.partitions);
         let topic = self.cluster.config.topics.queries.clone();
         if before == now { Ok(()) } else { Err(Problem::MorePartitions { topic, before, now }) }
     }
 
-    /// Whether the log of a lane that another has taken over since is as long as it should be: it is now, unless nothing
-    /// is known of it.
+    /// Truncates the log of a lane that another instance has taken over. False while its committed length is unknown.
     pub fn settle(&self, lane: i32, head: &SharedHead) -> anyhow::Result<bool> {
         let Some(path) = self.audit.as_deref().map(|path| lane_path(path, lane)) else { return Ok(true) };
         if head.instance == self.instance {
             return Ok(false);
         }
         if let Some(audit) = head.audits.get(&self.instance) {
-            let length = Appender::new(&path).cut(audit.bytes).context("audit.applied_log")?;
+            let length = Appender::new(&path).cut(audit.bytes).context("cannot write audit.applied_log")?;
             if length > audit.bytes {
-                tracing::info!(
-                    lane,
-                    cut = length - audit.bytes,
-                    "lines that were never committed are cut from audit.applied_log"
-                );
+                tracing::info!(lane, cut = length - audit.bytes, "removed uncommitted lines from audit.applied_log");
             }
         }
         Ok(true)
     }
 }
 
-/// What a lane begins from.
+/// The state that a lane starts from.
 #[derive(Default)]
 struct Begun {
     snapshot: Option<Snapshot>,
     head: LaneHead,
     from_topic: bool,
-    /// What the topic, and what the local store lacks.
+    /// Changes that the topic and the local store lack.
     shared_changes: Vec<Change>,
     local_changes: Vec<Change>,
     shared_head: SharedHead,
@@ -278,7 +273,7 @@ impl Carry for LaneOutlets {
             }
         }
         if let Some(done) = work.done {
-            // Whoever asked may have gone.
+            // The receiver may be gone.
             let _ = done.send(());
         }
         Ok(())
@@ -294,7 +289,7 @@ impl LaneOutlets {
         let number = messages.len();
         self.transactions.deliver(messages)?;
         if let Some(audit) = &mut self.audit {
-            self.retry.run("audit", || audit.append(&work.audit).context("audit.applied_log"))?;
+            self.retry.run("audit", || audit.append(&work.audit).context("cannot write audit.applied_log"))?;
         }
         failpoint::reach("mid-publish");
         self.transactions.commit()?;
@@ -324,7 +319,7 @@ impl LaneOutlets {
     }
 }
 
-/// Whether a lane can be gone on with from these.
+/// Whether these entries hold a complete state of the lane.
 fn is_whole(topic: &str, lane: i32, entries: &Entries) -> bool {
     let found = Mirror::open(topic, lane, entries.clone()).map(|archive| archive.newest(&lane_name(lane)));
     matches!(found, Ok(Ok((Some(_), _))))

@@ -1,9 +1,8 @@
-//! Brings the shards of a space together: their learners are sums of examples, so the whole is the sum of the shards.
+//! Merges the shards of a space: their learners are sums of examples, so the whole is the sum of the shards.
 //!
-//! Each lane that has events of the space learns from them in a learner of its own, which is in the lane's state on the
-//! snapshots topic. Whoever has the lane of the space's own key follows these states, adds the learners up, projects the
-//! sum and publishes it, under a name of its own among transactions, so that there is one of them. It keeps nothing: what
-//! it publishes follows from what is committed, whoever does it.
+//! Each lane with events of the space trains a learner of its own, stored in the lane's state on the snapshots topic. The
+//! owner of the space's home lane reads these states, sums the learners, projects the sum and publishes it. A dedicated
+//! transactional ID ensures that there is one merger. It keeps no state: its output follows from the committed states.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,23 +32,23 @@ use crate::transport::kafka::transaction::Transactions;
 use crate::transport::now_ms;
 use crate::wire::params::{self, STAMP_MAX};
 
-/// How long it waits for messages before it looks whether there is something to publish.
+/// Poll timeout between two checks for something to publish.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// How long it waits after something went wrong.
+/// Pause after an error.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What a merger works with.
+/// Settings of a merger.
 #[derive(Clone)]
 pub(super) struct Merging {
     pub cluster: Cluster,
     pub settings: Settings,
     pub space: Name,
-    /// How many lanes there are.
+    /// Number of lanes.
     pub partitions: usize,
-    /// The most that a message may take.
+    /// Maximum message size.
     pub message_bytes: usize,
-    /// The least time between two publications.
+    /// Minimum time between two publications.
     pub every: Duration,
 }
 
@@ -68,11 +67,18 @@ impl Merger {
             while !seen.load(Ordering::Relaxed) {
                 match merging.follow(&seen) {
                     Err(error) if is_fenced(&error) => {
-                        tracing::warn!(space = merging.space.as_str(), "another instance brings the shards together");
+                        tracing::warn!(
+                            space = merging.space.as_str(),
+                            "another instance merges the shards of this space; stopping"
+                        );
                         return;
                     }
                     Err(error) => {
-                        tracing::warn!(space = merging.space.as_str(), "shards are brought together later: {error:#}");
+                        tracing::warn!(
+                            space = merging.space.as_str(),
+                            error = format!("{error:#}"),
+                            "cannot merge shards; retrying"
+                        );
                         std::thread::sleep(PAUSE);
                     }
                     Ok(()) => {}
@@ -88,14 +94,14 @@ impl Drop for Merger {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing to tell.
+            // The thread returns nothing.
             let _ = thread.join();
         }
     }
 }
 
 impl Merging {
-    /// Publishes what the committed states come to, once.
+    /// Publishes the sum of the committed states once.
     pub fn once(&self) -> anyhow::Result<()> {
         let mut shards = Shards::open(self)?;
         let transactions = self.take_over()?;
@@ -128,22 +134,22 @@ impl Merging {
     }
 }
 
-/// What is known of the lanes that have shards of the space.
+/// State of the lanes that hold shards of the space.
 struct Shards<'a> {
     merging: &'a Merging,
     consumer: BaseConsumer<Plain>,
     lanes: BTreeMap<i32, Shard>,
     /// Lanes that were read to their end at least once.
     at_end: BTreeSet<i32>,
-    /// What was published last: epoch and version.
+    /// Last published epoch and version.
     published: Option<(u64, u64)>,
 }
 
-/// What is known of a lane.
+/// State of one lane.
 #[derive(Default)]
 struct Shard {
     entries: Entries,
-    /// Whether something came since it was looked at.
+    /// Whether new entries arrived since the last look.
     changed: bool,
     epoch: u64,
     learner: Option<Trainer>,
@@ -152,7 +158,7 @@ struct Shard {
 impl<'a> Shards<'a> {
     fn open(merging: &'a Merging) -> Result<Self, Problem> {
         let topic = &merging.cluster.config.topics.snapshots;
-        let cannot = |error: KafkaError| failed(format!("following {topic}"), &error);
+        let cannot = |error: KafkaError| failed(format!("cannot read topic {topic}"), &error);
         let consumer = follower(&merging.cluster)?;
         let lanes = partitions_of(&merging.space, merging.spec().shards, merging.partitions);
         let mut assignment = TopicPartitionList::new();
@@ -164,7 +170,7 @@ impl<'a> Shards<'a> {
         Ok(Self { merging, consumer, lanes, at_end: BTreeSet::new(), published: None })
     }
 
-    /// Takes in a message, if one comes soon.
+    /// Polls for a message.
     fn take_in(&mut self) -> Result<(), Problem> {
         match self.consumer.poll(WAIT) {
             Some(Ok(message)) => {
@@ -174,13 +180,13 @@ impl<'a> Shards<'a> {
                 }
             }
             Some(Err(KafkaError::PartitionEOF(lane))) => drop(self.at_end.insert(lane)),
-            Some(Err(error)) => self.merging.cluster.trouble.note(&error, "while following the snapshots"),
+            Some(Err(error)) => self.merging.cluster.trouble.note(&error, "error while reading the snapshots topic"),
             None => {}
         }
         Ok(())
     }
 
-    /// Publishes the sum, if all lanes were read and it is another one than before.
+    /// Publishes the sum, if all lanes were read and it has changed.
     fn publish(&mut self, transactions: &Transactions) -> anyhow::Result<()> {
         if self.at_end.len() < self.lanes.len() {
             return Ok(());
@@ -188,12 +194,12 @@ impl<'a> Shards<'a> {
         let (space, spec) = (&self.merging.space, self.merging.spec());
         let topic = &self.merging.cluster.config.topics.snapshots;
         for (lane, shard) in self.lanes.iter_mut().filter(|(_, shard)| shard.changed) {
-            // While a transaction is coming in the state is not whole: the next look finds it so.
+            // In the middle of a transaction the state is incomplete: the next look retries.
             shard.changed = !shard.look(topic, *lane, space, spec)?;
         }
         let mut sum = Trainer::new(spec.clone());
         for learner in self.lanes.values().filter_map(|shard| shard.learner.as_ref()) {
-            anyhow::ensure!(sum.add(learner), "the shards of space {space} cannot be added up");
+            anyhow::ensure!(sum.add(learner), "cannot merge the shards of space {space}: their states do not match");
         }
         // The sum of epochs grows when any of them does.
         let epoch = self.lanes.values().map(|shard| shard.epoch).sum::<u64>().min(STAMP_MAX);
@@ -215,14 +221,14 @@ impl<'a> Shards<'a> {
         let message = Outgoing::params(&self.merging.cluster, space, &params::encode(&params));
         transactions.deliver(vec![message])?;
         transactions.commit()?;
-        tracing::debug!(space = space.as_str(), epoch, version, "shards are brought together");
+        tracing::debug!(space = space.as_str(), epoch, version, "merged shards");
         self.published = Some((epoch, version));
         Ok(())
     }
 }
 
 impl Shard {
-    /// Takes the learner of the newest state; false if that is not whole yet.
+    /// Restores the learner of the newest state; false if that state is still incomplete.
     fn look(&mut self, topic: &str, lane: i32, space: &Name, spec: &Spec) -> anyhow::Result<bool> {
         if self.entries.is_empty() {
             return Ok(true);
@@ -233,7 +239,8 @@ impl Shard {
         let key = learner_key(space);
         if let Some((_, bytes)) = found.records.iter().find(|(known, _)| *known == key) {
             let learner = Trainer::restore(spec.clone(), bytes);
-            self.learner = Some(learner.with_context(|| format!("the shard of space {space} in lane {lane}"))?);
+            self.learner =
+                Some(learner.with_context(|| format!("cannot restore the shard of space {space} in lane {lane}"))?);
         }
         Ok(true)
     }

@@ -1,13 +1,13 @@
-//! What drives the engine: events in from a merge, effects out, snapshots at their time. `learn` and `replay` are two
-//! ways to run it.
+//! Drives the engine: events come in from a merge, effects go out, snapshots are taken when due. `learn` and `replay` both
+//! run it.
 //!
 //! | file | does |
 //! |---|---|
-//! | `keeper` | makes things last, on a thread of its own |
+//! | `keeper` | makes effects durable, on a thread of its own |
 //! | `follow` | `learn` on files, and on topics as one lane |
 //! | `fleet` | `learn` on topics that many instances share |
-//! | `retry` | retries what the operating system fails |
-//! | `lane` | a lane that moves between them: what it goes on from, and how its snapshots last |
+//! | `retry` | retries operations that fail because of the operating system |
+//! | `lane` | a lane that moves between instances: which state it resumes from, and how its snapshots become durable |
 //! | `repartition` | spaces that move between lanes |
 
 mod fleet;
@@ -43,43 +43,43 @@ use crate::transport::append::Appender;
 use crate::transport::{Letter, Log, Outlet, now_ms};
 use crate::wire::params::{self, STAMP_MAX};
 
-/// Lines wait in memory until they are made durable with a snapshot, at most so many bytes of them.
+/// Limit on the lines held in memory until a snapshot makes them durable, in bytes.
 const LINES_BYTES_MAX: usize = 8 << 20;
 
-/// Dead letters go on in a next file after so many bytes.
+/// Size at which a dead-letter file is rotated.
 pub const DEAD_LETTERS_BYTES: u64 = 64 << 20;
 
-/// Where a run keeps things.
+/// Where a run stores its state and output.
 pub struct Places {
-    /// The store; none: nothing outlives the run.
+    /// The store; without one, nothing outlives the run.
     pub store: Option<Snapshots>,
     /// The log of applied requests.
     pub audit: Option<PathBuf>,
-    /// Bad events and parameters.
+    /// Dead letters and parameters.
     pub outlet: Box<dyn Outlet>,
-    /// What routers have seen last.
+    /// The newest published parameters.
     pub published: Vec<Params>,
-    /// Where it is told what happens.
+    /// Receives facts for metrics and logs.
     pub facts: Arc<Facts>,
-    /// Retries what the system fails.
+    /// Retries failures of the operating system.
     pub retry: Retry,
 }
 
-/// Why the next event is not known: a log cannot be read.
+/// A log cannot be read, so the next event is unknown.
 #[derive(Debug, thiserror::Error)]
-#[error("a log cannot be read")]
+#[error("cannot read a log")]
 pub struct CannotRead(#[source] io::Error);
 
-/// What of a run lasts.
+/// Which outputs of a run are kept.
 struct Keeps {
     snapshots: bool,
     params: bool,
     audit: bool,
-    /// Whether spaces that are spread over several lanes are in several runners: others publish their parameters.
+    /// Whether spaces with shards run in several runners: a merger publishes their parameters.
     spread: bool,
 }
 
-/// An engine with its logs and with what makes its effects last.
+/// An engine, its logs, and the thread that makes its effects durable.
 pub struct Runner<S> {
     /// The engine.
     pub engine: Engine,
@@ -102,8 +102,7 @@ pub struct Runner<S> {
 }
 
 impl<S: Log> Runner<S> {
-    /// Goes on from the store if there is one with a snapshot, else begins. Returns also the positions of the logs that
-    /// are to be added.
+    /// Resumes from the newest snapshot of the store, if there is one. Also returns the positions of the logs to add.
     pub fn open(settings: &Settings, cadence: &SnapshotConfig, places: Places) -> anyhow::Result<(Self, MergeState)> {
         let snapshots = places.store;
         let restored = match &snapshots {
@@ -132,7 +131,7 @@ impl<S: Log> Runner<S> {
         Ok((runner, positions))
     }
 
-    /// Goes on from an engine and its head. Returns also the positions of the logs that are to be added.
+    /// Resumes from an engine and its head. Also returns the positions of the logs to add.
     fn resume(
         settings: &Settings,
         cadence: &SnapshotConfig,
@@ -164,17 +163,17 @@ impl<S: Log> Runner<S> {
         Ok((runner, positions))
     }
 
-    /// The first snapshot of a run, before its first event: from here on there is something to come back to.
+    /// Takes the first snapshot of a run, before its first event, so that a restart has a state to resume from.
     pub fn begin(&mut self, positions: MergeState) -> anyhow::Result<()> {
         self.snapshot_at(positions, true)
     }
 
-    /// The same, where what was published is known to be what the state justifies.
+    /// The same without publishing: the published parameters are known to match the state.
     fn begin_quietly(&mut self, positions: MergeState) -> anyhow::Result<()> {
         self.snapshot_at(positions, false)
     }
 
-    /// Takes the next event, if it is known which one that is; what became of it.
+    /// Processes the next event, if the merge knows which one that is.
     pub fn step(&mut self) -> anyhow::Result<Stepped> {
         match self.merge.next().map_err(CannotRead)? {
             Next::Event(event, log) => {
@@ -201,7 +200,7 @@ impl<S: Log> Runner<S> {
         }
     }
 
-    /// The end of a finite log: closes all windows and takes what no later event can confirm any more. Returns what was
+    /// Ends a finite log: closes all windows and releases events that no later event can confirm. Returns the examples
     /// learned from.
     pub fn close_windows(&mut self) -> Vec<Applied> {
         let effects = self.engine.finish();
@@ -210,7 +209,7 @@ impl<S: Log> Runner<S> {
         effects.applied
     }
 
-    /// Notes a bad event that was read at `place`, or earlier, if the engine held it.
+    /// Records a malformed event that was read at `place`, or earlier if the engine held it.
     fn note_bad(&mut self, letter: DeadLetter, place: Value, origin: Option<Box<Origin>>) {
         let (place, origin) = match &letter.place {
             Some(earlier) => (serde_json::from_str(earlier).unwrap_or_default(), None),
@@ -224,7 +223,7 @@ impl<S: Log> Runner<S> {
         }
     }
 
-    /// Notes examples that were learned from.
+    /// Records examples that were learned from.
     pub fn note_applied(&mut self, applied: &[Applied]) {
         self.applied_since += applied.len() as u64;
         if self.audited {
@@ -242,23 +241,23 @@ impl<S: Log> Runner<S> {
             || (self.events_since > 0 && self.last_snapshot.elapsed() >= Duration::from_millis(self.cadence.every_ms))
     }
 
-    /// Takes a snapshot if one is due. Fails, too, if an earlier one could not be made durable or published.
+    /// Takes a snapshot if one is due. Also fails if an earlier one could not be made durable or published.
     pub fn snapshot_if_due(&mut self) -> anyhow::Result<()> {
         self.keeper.check()?;
         if self.is_due() { self.snapshot() } else { Ok(()) }
     }
 
-    /// Makes all that was learned durable, then publishes it.
+    /// Makes everything learned durable, then publishes it.
     pub fn snapshot(&mut self) -> anyhow::Result<()> {
         self.snapshot_at(self.merge.state(), false)
     }
 
-    /// Waits until all that was handed over is durable and published.
+    /// Waits until all submitted work is durable and published.
     pub fn settle(&mut self) -> anyhow::Result<()> {
         self.keeper.settle()
     }
 
-    /// Stops without another snapshot; returns when all that was handed over is done, or has failed.
+    /// Stops without another snapshot; returns when all submitted work is done or has failed.
     fn close(&mut self) -> anyhow::Result<()> {
         self.keeper.finish()
     }
@@ -290,7 +289,7 @@ impl<S: Log> Runner<S> {
         self.keeper.hand_over(work)
     }
 
-    /// Parameters of the spaces that have learned since their last publication, or of all that have learned.
+    /// Parameters of the spaces that have learned since their last publication, or (`all`) of every space that has learned.
     fn publications(&mut self, created_ms: u64, all: bool) -> Vec<Params> {
         let in_part = |space: &Name| self.spread && self.settings.space(space).shards > 1;
         let names = self.engine.names().filter(|space| !self.engine.is_blank(space) && !in_part(space));
@@ -321,8 +320,8 @@ impl<S: Log> Runner<S> {
         published
     }
 
-    /// Begins a new epoch if routers have seen parameters that are ahead of this state, or whose stamp leaves no room for
-    /// a later one.
+    /// Starts a new epoch if the published parameters are ahead of this state, or if their stamp leaves no room for a
+    /// later one.
     fn meet_published(&mut self, published: &[Params]) {
         for seen in published {
             let space = &seen.space;
@@ -335,8 +334,8 @@ impl<S: Log> Runner<S> {
                     tracing::error!(
                         space = space.as_str(),
                         epoch,
-                        "published parameters have the largest epoch, so that routers may keep them: delete them \
-                         (the file params/SPACE.safetensors, or the key on the parameters topic) and restart the routers"
+                        "published parameters have the largest possible epoch, so routers may keep them; delete them (the file \
+                         params/SPACE.safetensors, or the key on the parameters topic) and restart the routers"
                     );
                 } else {
                     tracing::warn!(
@@ -344,7 +343,7 @@ impl<S: Log> Runner<S> {
                         published = seen.version,
                         known = version,
                         epoch,
-                        "published parameters are ahead of the store: a new epoch begins"
+                        "published parameters are ahead of the store; starting a new epoch"
                     );
                 }
                 self.head.epoch = epoch;
@@ -356,60 +355,61 @@ impl<S: Log> Runner<S> {
     }
 }
 
-/// Where an event was read.
+/// Source position of an event.
 fn place_of<S: Log>(merge: &Merge<S>, log: usize, start: u64, line: u64) -> Value {
     let mut place = merge.source(log).map(|source| source.place(start, line)).unwrap_or_default();
     place["log"] = json!(merge.name(log));
     place
 }
 
-/// What a step of the runner did.
+/// Result of one step of the runner.
 #[derive(Debug, PartialEq)]
 pub enum Stepped {
-    /// It took an event; these examples were learned from.
+    /// It processed an event and learned from these examples.
     Event(Vec<Applied>),
-    /// Nothing before some log has more.
+    /// Waiting for more events of a log.
     Wait,
     /// All logs are complete, or idle.
     End,
 }
 
 impl Snapshots {
-    /// The newest snapshot of the lane that is whole, as an engine.
+    /// The engine restored from the newest intact snapshot of the lane.
     fn restore(&self, settings: &Settings) -> anyhow::Result<Option<(Engine, LaneHead)>> {
         let Some(snapshot) = self.newest()? else { return Ok(None) };
         let head = LaneHead::open(&snapshot.head)?;
-        let engine = Engine::restore(settings.clone(), head.engine.clone(), snapshot.records)
-            .with_context(|| format!("the snapshot in {} does not fit the configuration", self.dir.display()))?;
-        tracing::info!(generation = snapshot.generation, epoch = head.epoch, "restored");
+        let engine = Engine::restore(settings.clone(), head.engine.clone(), snapshot.records).with_context(|| {
+            format!("the snapshot in store {} does not match the configuration", self.dir.display())
+        })?;
+        tracing::info!(generation = snapshot.generation, epoch = head.epoch, "restored snapshot");
         Ok(Some((engine, head)))
     }
 
-    /// The newest snapshot of the lane that is whole; fails if there was one once.
+    /// The newest intact snapshot of the lane; an error if all snapshots were lost.
     fn newest(&self) -> anyhow::Result<Option<Snapshot>> {
         let (snapshot, damaged) = self.archive().resume(&self.lane)?;
         for damage in &damaged {
-            tracing::error!(generation = damage.generation, problem = damage.problem, "a snapshot is damaged");
+            tracing::error!(generation = damage.generation, problem = damage.problem, "snapshot is damaged");
         }
         let expected = self.witness.newest();
         let Some(snapshot) = snapshot else {
             let path = self.dir.display().to_string();
             let problem = match (damaged.last(), expected) {
                 (None, None) => return Ok(None),
-                (Some(damage), _) => format!("no snapshot is whole; of the oldest, {damage}"),
-                (None, Some(expected)) => format!("it is empty, but had come to generation {expected}"),
+                (Some(damage), _) => format!("it holds no intact snapshot ({damage})"),
+                (None, Some(expected)) => format!("it is empty, but generation {expected} was committed to it"),
             };
             return Err(StoreError::Damaged { path, problem }.into());
         };
         let generation = snapshot.generation;
         if !damaged.is_empty() || expected > Some(generation) {
-            tracing::warn!(generation, newest = expected, "going on from an older snapshot");
+            tracing::warn!(generation, newest = expected, "resuming from an older snapshot");
         }
         Ok(Some(snapshot))
     }
 }
 
-/// Cuts the log of applied requests back to the snapshot; a new store begins where the log ends.
+/// Truncates the log of applied requests to the snapshot; a new store starts at the end of the log.
 fn cut_audit(log: &mut Appender, head: &mut LaneHead, fresh: bool) -> io::Result<()> {
     let keep = if fresh { u64::MAX } else { head.audit_bytes };
     let length = log.cut(keep)?;
@@ -417,7 +417,7 @@ fn cut_audit(log: &mut Appender, head: &mut LaneHead, fresh: bool) -> io::Result
         tracing::error!(
             length,
             expected = head.audit_bytes,
-            "audit.applied_log is shorter than it was: lines are lost"
+            "audit.applied_log is shorter than at the snapshot; lines were lost"
         );
     }
     head.audit_bytes = length.min(keep);
@@ -426,6 +426,6 @@ fn cut_audit(log: &mut Appender, head: &mut LaneHead, fresh: bool) -> io::Result
 
 fn note_changes(head: &LaneHead, settings: &Settings) {
     for (key, before, now) in head.changed_settings(settings) {
-        tracing::info!(key, before, now, "the configuration has changed since the snapshot");
+        tracing::info!(key, before, now, "configuration changed since the snapshot");
     }
 }

@@ -1,9 +1,8 @@
-//! Moves spaces after their partitions, once a topic has grown.
+//! Moves spaces to the lanes of their new partitions after a topic has grown.
 //!
-//! With more partitions most spaces have another one. Their state moves from lane to lane on the snapshots topic, in one
-//! transaction over all lanes: before it all lanes are as they were, after it all are spread anew, and who starts in
-//! between is refused. What was not read before would be met by lanes that no longer have its space, so all has to be
-//! read first.
+//! With more partitions most spaces map to another one. Their state moves between lanes on the snapshots topic in one
+//! transaction over all lanes, so either all spaces have moved or none; an instance that starts in between is rejected.
+//! Unread messages would reach lanes that no longer hold their space, so everything must be read first.
 
 use std::collections::BTreeMap;
 
@@ -23,16 +22,16 @@ use crate::transport::kafka::state::{self, Entries, Mirror};
 use crate::transport::kafka::topics::check_partitions;
 use crate::transport::kafka::transaction::Transactions;
 
-/// What was done.
+/// Result of a repartitioning.
 #[derive(Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Moved {
     /// Partitions before.
     pub before: usize,
     /// Partitions now.
     pub now: usize,
-    /// Spaces, and those of them that have another lane now.
+    /// Number of spaces.
     pub spaces: usize,
-    /// Spaces that have another lane now.
+    /// Spaces that moved to another lane.
     pub moved: usize,
 }
 
@@ -46,32 +45,31 @@ struct State {
 
 type Records = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// The name among transactions, of which there is one for all lanes.
+/// Transactional ID of the one transaction over all lanes.
 const NAME: &str = "repartition";
 
-/// So much a message may take: all are parts of states.
+/// Maximum message size: all messages are parts of states.
 const MESSAGE_BYTES: usize = 1_000_000;
 
-/// Spreads all spaces over the partitions that there are now. With `accept_gap` also where something was not read.
-/// Tells of every lane that is read, and how many there are.
+/// Distributes all spaces over the current partitions. `accept_gap` permits unread messages. Calls `tell` with each lane
+/// read and the number of lanes.
 pub fn repartition(cluster: &Cluster, accept_gap: bool, mut tell: impl FnMut(i32, usize)) -> anyhow::Result<Moved> {
     check_stopped(cluster)?;
     let (now, _) = check_partitions(cluster)?;
     let lanes: Vec<i32> = (0..now as i32).collect();
     let heads = state::heads(cluster, &lanes)?;
     let before = heads.values().map(|head| head.partitions as usize).next();
-    let before =
-        before.ok_or_else(|| anyhow!("no lane has a state on the snapshots topic: there is nothing to move"))?;
+    let before = before.ok_or_else(|| anyhow!("no lane has a state on the snapshots topic: nothing to move"))?;
     if before == now {
         let queries = &cluster.config.topics.queries;
         return Err(anyhow!(
-            "the spaces are spread over {now} partitions, as many as {queries} has: there is nothing to do"
+            "the spaces are already distributed over the {now} partitions of {queries}: nothing to do"
         ));
     }
     let whole = Transactions::take_over(cluster, NAME, MESSAGE_BYTES, None)?;
     let (mut states, mut owners) = (Vec::new(), Vec::new());
     for lane in &lanes {
-        // Whoever believes to have the lane cannot write it any more.
+        // Fences a stale owner of the lane.
         owners.push(Transactions::take_over(cluster, &lane_name(*lane), MESSAGE_BYTES, None)?);
         states.push(read(cluster, *lane)?);
         tell(*lane, lanes.len());
@@ -101,7 +99,7 @@ fn read(cluster: &Cluster, lane: i32) -> anyhow::Result<State> {
     Ok(State { archive, shared, head, records: found.records })
 }
 
-/// Fails if a lane has not read all that is in its partitions.
+/// Fails if a lane has unread messages in its partitions.
 fn check_read(cluster: &Cluster, states: &[State]) -> anyhow::Result<()> {
     let topics = &cluster.config.topics;
     let ids = cluster.topic_ids(&[&topics.queries, &topics.rewards])?;
@@ -111,10 +109,9 @@ fn check_read(cluster: &Cluster, states: &[State]) -> anyhow::Result<()> {
             let position = state.head.merge.positions.get(&positions::name(topic, &ids, lane)).unwrap_or(&start);
             if let Some(offset) = positions::unread(cluster, topic, lane, position)? {
                 return Err(anyhow!(
-                    "{topic}/{lane} has messages that were not learned from, the first at offset {offset}: the spaces in them \
-                     would be looked for in vain. Before a topic grows, stop the producers, then the fleet, and run \
-                     `pointsman learn --once`; now `pointsman repartition --accept-gap` goes on, and messages of spaces that \
-                     have moved become dead letters"
+                    "{topic}/{lane} has unread messages from offset {offset} on: messages of spaces that move would become dead \
+                     letters. Before adding partitions, stop the producers, then the fleet, and run `pointsman learn --once`. \
+                     To accept the loss now, run `pointsman repartition --accept-gap`"
                 ));
             }
         }
@@ -122,7 +119,7 @@ fn check_read(cluster: &Cluster, states: &[State]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is to be written so that every space is in the lane that its partition has now.
+/// The messages that move every space to the lane of its current partition.
 fn spread(states: &mut [State]) -> anyhow::Result<(Vec<Outgoing>, Moved)> {
     let number = states.len();
     let home = |space: &Name| partition_of(space, number) as usize;
@@ -135,13 +132,13 @@ fn spread(states: &mut [State]) -> anyhow::Result<(Vec<Outgoing>, Moved)> {
                 records[lane].push((key.clone(), value.clone()));
                 continue;
             }
-            let space = space_of(key).context("a record belongs to no space")?;
+            let space = space_of(key).context("a record of the lane belongs to no space")?;
             records[home(&space)].push((key.clone(), value.clone()));
             let before = homes.insert(space.clone(), (lane, home(&space)));
             if before.is_some_and(|(other, _)| other != lane) {
                 return Err(anyhow!(
-                    "space {space} is spread over several lanes (spaces.{space}.shards): its requests would have others, and \
-                     cannot be moved"
+                    "space {space} has shards in several lanes (spaces.{space}.shards): its requests would map to other lanes, so it \
+                     cannot be repartitioned"
                 ));
             }
         }
@@ -149,7 +146,7 @@ fn spread(states: &mut [State]) -> anyhow::Result<(Vec<Outgoing>, Moved)> {
             publications[home(space)].insert(space.clone(), *publication);
         }
     }
-    // Of a space's parameters the later epoch counts: none may fall behind what was published of it.
+    // Routers keep the highest epoch: no space may fall behind its published epoch.
     let epoch = states.iter().map(|state| state.head.epoch).max().unwrap_or(0);
     let configuration = states.iter().map(|state| &state.head.configuration).find(|text| !text.is_empty()).cloned();
     let mut messages = Vec::new();

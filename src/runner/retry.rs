@@ -14,14 +14,14 @@ use crate::transport::kafka::cluster::Problem;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// How soon a pause notices that it is to end.
+/// How often a pause checks whether to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Retries operations with back-off.
 #[derive(Clone)]
 pub struct Retry {
     facts: Arc<Facts>,
-    /// When one of these is set it gives up; none: at the first failure.
+    /// Gives up when one of these is set; without any, at the first failure.
     stop: Option<Vec<Arc<AtomicBool>>>,
 }
 
@@ -36,13 +36,13 @@ impl Retry {
         Self { facts: Arc::default(), stop: None }
     }
 
-    /// The same, which gives up when `stop` is set, too.
+    /// The same, but also gives up when `stop` is set.
     pub fn or_until(&self, stop: Arc<AtomicBool>) -> Self {
         let stop = self.stop.clone().map(|all| all.into_iter().chain([stop]).collect());
         Self { facts: self.facts.clone(), stop }
     }
 
-    /// Attempts an operation until it succeeds, fails for a reason that is not transient, or is given up.
+    /// Attempts an operation until it succeeds, fails for a reason that is not transient, or is stopped.
     pub fn run<T>(&self, operation: &'static str, mut attempt: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
         let mut pause = PAUSE_MIN;
         loop {

@@ -8,12 +8,12 @@
 //! r | lane | generation | index       record: checksum, key, and its value unless it is gone from here on
 //! ```
 //!
-//! The records of generation g are, of every key, the newest at or before g. A version goes once no kept generation
-//! needs it, so that every kept generation is whole, and a snapshot costs what has changed since the last. The head
-//! vouches for all of them: a record that is missing, left over or changed does not go unnoticed.
+//! The records of generation g are, for every key, the newest at or before g. A version is deleted once no kept generation
+//! needs it, so every kept generation is complete, and a snapshot costs what has changed since the last. The head holds a
+//! checksum over all of them, so a missing, extra or changed record is detected.
 //!
-//! Keys of the store grow with time, whatever the keys of the records: an ordered map likes that best. Values larger
-//! than a store takes are cut into parts, numbered behind the key.
+//! Keys of the store grow with time, whatever the keys of the records, which suits ordered maps. Values larger than the
+//! store permits are split into numbered parts.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -43,24 +43,24 @@ pub struct Snapshot {
     pub records: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// A snapshot that is not what was written.
+/// A snapshot that fails verification.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("generation {generation} is damaged: {problem}")]
 pub struct DamagedSnapshot {
     /// Which one.
     pub generation: u64,
-    /// What is wrong.
+    /// What is wrong with it.
     pub problem: String,
 }
 
-/// What is known of a lane's records, so that a commit need not read.
+/// Index of a lane's records, so that a commit need not read.
 #[derive(Default)]
 struct Index {
     /// Generations with the number of parts of their heads.
     generations: BTreeMap<u64, u32>,
     /// The newest version of each key that is there, by a hash of the key.
     newest: HashMap<u128, Version>,
-    /// What is of no use once no generation before this one is kept.
+    /// Versions that are obsolete once no generation before this one is kept.
     superseded: BTreeMap<u64, Vec<Version>>,
     sum: u64,
 }
@@ -75,8 +75,8 @@ struct Version {
 }
 
 impl<S: SnapshotStore> Archive<S> {
-    /// The snapshots in `store`, of which the newest `keep` of each lane are kept. If the store is damaged, what is whole
-    /// is carried over into a new one.
+    /// Opens the snapshots in `store`, which keeps the newest `keep` of each lane. Recovers a damaged store: its intact
+    /// snapshots are copied to a new one.
     pub fn open(store: S, keep: usize) -> Result<Self, StoreError> {
         let mut archive = Self { store, keep: keep.max(1), lanes: BTreeMap::new() };
         if archive.store.is_damaged() {
@@ -90,12 +90,12 @@ impl<S: SnapshotStore> Archive<S> {
         &self.store
     }
 
-    /// The store itself, to be told what its archive need not know.
+    /// The store itself, mutably.
     pub fn store_mut(&mut self) -> &mut S {
         &mut self.store
     }
 
-    /// The store itself, for other uses.
+    /// Unwraps the store.
     pub fn into_store(self) -> S {
         self.store
     }
@@ -137,7 +137,7 @@ impl<S: SnapshotStore> Archive<S> {
     ) -> Result<Result<Snapshot, DamagedSnapshot>, StoreError> {
         let damaged = |problem: String| Ok(Err(DamagedSnapshot { generation, problem }));
         let Some((count, sum, head)) = self.head(lane, generation)? else {
-            return damaged("its head does not match its checksum".to_owned());
+            return damaged("the head does not match its checksum".to_owned());
         };
         let (mut records, mut bad) = (BTreeMap::new(), 0);
         self.versions(lane, &mut |version, record| {
@@ -152,15 +152,13 @@ impl<S: SnapshotStore> Archive<S> {
         let found = records.values().fold(0_u64, |sum, (checksum, _)| sum.wrapping_add(*checksum));
         if (records.len() as u64, found) != (count, sum) {
             let found = records.len();
-            return damaged(format!(
-                "of its {count} records {found} were found, and {bad} do not match their checksums"
-            ));
+            return damaged(format!("found {found} of {count} records; {bad} records do not match their checksums"));
         }
         let records = records.into_iter().map(|(key, (_, value))| (key, value)).collect();
         Ok(Ok(Snapshot { generation, head, records }))
     }
 
-    /// The newest generation that is whole, and why those after it are not. Later ones are given up for good.
+    /// The newest intact generation, and what damaged the later ones. The later ones are deleted.
     pub fn resume(&mut self, lane: &str) -> Result<(Option<Snapshot>, Vec<DamagedSnapshot>), StoreError> {
         let (snapshot, damaged) = self.newest(lane)?;
         if let (Some(snapshot), false) = (&snapshot, damaged.is_empty()) {
@@ -169,7 +167,7 @@ impl<S: SnapshotStore> Archive<S> {
         Ok((snapshot, damaged))
     }
 
-    /// The newest generation that is whole, and why those after it are not.
+    /// The newest intact generation, and what damaged the later ones.
     pub fn newest(&self, lane: &str) -> Result<(Option<Snapshot>, Vec<DamagedSnapshot>), StoreError> {
         let mut damaged = Vec::new();
         for generation in self.generations(lane)?.into_iter().rev() {
@@ -181,7 +179,7 @@ impl<S: SnapshotStore> Archive<S> {
         Ok((None, damaged))
     }
 
-    /// Gives up all generations after this one.
+    /// Deletes all generations after this one.
     pub fn rewind(&mut self, lane: &str, generation: u64) -> Result<(), StoreError> {
         let mut batch = Batch::default();
         for prefix in [lane_key(b'h', lane), lane_key(b'r', lane)] {
@@ -196,8 +194,8 @@ impl<S: SnapshotStore> Archive<S> {
         if batch.deletes.is_empty() { Ok(()) } else { self.store.apply(batch) }
     }
 
-    /// Writes the next generation: what has changed since the last one, and a head. Returns its number once it is
-    /// durable. Generations beyond those to keep go in the same batch. If it fails, it can be tried again.
+    /// Writes the next generation: the changes since the last one, and a head. Returns its number once it is durable. The
+    /// same batch deletes generations beyond the limit. Can be retried after a failure.
     pub fn commit(&mut self, lane: &str, head: &[u8], changes: impl AsRef<[Change]>) -> Result<u64, StoreError> {
         self.store.recover()?;
         let mut index = match self.lanes.remove(lane) {
@@ -220,7 +218,7 @@ impl<S: SnapshotStore> Archive<S> {
         Ok(generation)
     }
 
-    /// Carries the newest whole generation of each lane over into an empty store.
+    /// Copies the newest intact generation of each lane to an empty store.
     fn salvage(&mut self) -> Result<(), StoreError> {
         let mut whole = Vec::new();
         for lane in self.lanes()? {
@@ -242,7 +240,7 @@ impl<S: SnapshotStore> Archive<S> {
         self.rewind(lane, index.newest_generation())?;
         self.versions(lane, &mut |version, record| match record {
             Some((key, value)) => index.note(key, version, value.is_none()),
-            // No generation that is whole needs it.
+            // No intact generation needs it.
             None => index.superseded.entry(version.generation).or_default().push(version),
         })?;
         Ok(index)

@@ -1,12 +1,12 @@
-//! The directory of a store: who has it, what made it, how far it had come.
+//! The directory of a store: its lock, its format, its newest generation.
 //!
 //! ```text
-//! lock        held by the process that uses it
-//! format      version of the layout, and the backend: written last when a store is made
-//! newest      a generation that was acknowledged: if the backend knows only older ones, some were lost;
+//! lock        held by the process that uses the store
+//! format      version of the layout, and the backend; written last when a store is created
+//! newest      newest acknowledged generation: if the backend holds only older ones, some were lost;
 //!             newest-LANE for the lanes of partitions
-//! instance    the name under which it is a member of consumer groups
-//! db.redb, sled/   the backend's own
+//! instance    member ID in consumer groups
+//! db.redb, sled/   files of the backend
 //! ```
 
 use std::fs::{File, TryLockError};
@@ -25,7 +25,7 @@ use crate::files;
 /// The lane of the file transport, and of all partitions together.
 pub const ONE_LANE: &str = "file";
 
-/// How long a lock may outlive its owner, and how often it is tried meanwhile.
+/// How long a lock may outlive its owner, and how often it is retried meanwhile.
 const LOCK_LINGERS: Duration = Duration::from_millis(500);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
@@ -35,7 +35,7 @@ const VERSION: u16 = 1;
 /// Snapshots in a directory.
 pub type DirArchive = Archive<Box<dyn SnapshotStore>>;
 
-/// Remembers the newest generation of a lane beside the store, so that one that lost it does not pass for whole.
+/// Records the newest generation of a lane outside the backend, so that a store that lost generations is detected.
 #[derive(Debug, Clone)]
 pub struct Witness {
     path: PathBuf,
@@ -43,20 +43,20 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Of a lane of the store in `dir`.
+    /// For a lane of the store in `dir`.
     pub fn new(dir: &Path, lane: &str) -> Self {
         let name = if lane == ONE_LANE { "newest".to_owned() } else { format!("newest-{lane}") };
         Self { path: dir.join(name), lane: lane.to_owned() }
     }
 
-    /// Notes that a generation was acknowledged. Not synced: after a crash of the machine it may know an older one.
+    /// Records an acknowledged generation. Not synced: after a machine crash the record may be an older one.
     pub fn note(&self, generation: u64) -> std::io::Result<()> {
         let Self { path, lane } = self;
         put(path, &format!("{generation} {lane}\n"))
             .map_err(|error| std::io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display())))
     }
 
-    /// The newest generation that is known to have been acknowledged.
+    /// The newest generation recorded as acknowledged.
     pub fn newest(&self) -> Option<u64> {
         let text = std::fs::read_to_string(&self.path).ok()?;
         let (generation, of) = text.strip_suffix('\n')?.split_once(' ')?;
@@ -64,7 +64,7 @@ impl Witness {
     }
 }
 
-/// The name of whoever works on the store in `dir`: the same after a restart.
+/// The instance ID of the store in `dir`; stable across restarts.
 pub fn instance(dir: &Path) -> std::io::Result<String> {
     let path = dir.join("instance");
     match std::fs::read_to_string(&path) {
@@ -77,14 +77,14 @@ pub fn instance(dir: &Path) -> std::io::Result<String> {
     Ok(name)
 }
 
-/// Replaces a small file, not synced.
+/// Replaces a small file without syncing it.
 fn put(path: &Path, text: &str) -> std::io::Result<()> {
     let beside = path.with_extension("new");
     files::create_temporary(&beside)?.write_all(text.as_bytes())?;
     std::fs::rename(&beside, path)
 }
 
-/// Opens the snapshots in `dir`; a new store is made if there is none.
+/// Opens the snapshots in `dir`; creates a store if there is none.
 pub fn open(dir: &Path, kind: StoreKind, keep: usize) -> Result<DirArchive, StoreError> {
     let shown = dir.display().to_string();
     let cannot = |error: std::io::Error| StoreError::Write { path: shown.clone(), problem: error.to_string() };
@@ -101,7 +101,7 @@ pub fn open(dir: &Path, kind: StoreKind, keep: usize) -> Result<DirArchive, Stor
     }
 }
 
-/// Opens the snapshots in `dir`, where a store must be, whatever made it.
+/// Opens the snapshots of an existing store in `dir`, with the backend that created it.
 pub fn open_existing(dir: &Path, keep: usize) -> Result<DirArchive, StoreError> {
     let kinds = [StoreKind::Redb, StoreKind::Sled];
     let shown = dir.display().to_string();
@@ -124,7 +124,7 @@ fn archive(dir: &Path, kind: StoreKind, keep: usize, lock: File, new: bool) -> R
     Archive::open(backend, keep)
 }
 
-/// The backend that made the store in `dir`, if there is one.
+/// The backend that created the store in `dir`, if there is one.
 fn made_by(dir: &Path) -> Result<Option<String>, StoreError> {
     let path = dir.display().to_string();
     let text = match std::fs::read_to_string(dir.join(FORMAT)) {
@@ -138,12 +138,12 @@ fn made_by(dir: &Path) -> Result<Option<String>, StoreError> {
             Err(StoreError::Newer { path, found: version.to_string(), newest: VERSION })
         }
         Ok(_) => Ok(Some(kind.to_owned())),
-        Err(_) => Err(StoreError::Damaged { path, problem: "its file `format` is not what was written".to_owned() }),
+        Err(_) => Err(StoreError::Damaged { path, problem: "its file `format` is invalid".to_owned() }),
     }
 }
 
-/// Takes the lock of a store. A contended lock is tried again for a moment: a child process inherits it between fork and exec, so
-/// it can outlive its owner by that long.
+/// Takes the lock of a store. Retries a contended lock for a moment: a child process inherits it between fork and exec,
+/// so it can outlive its owner by that long.
 fn lock(dir: &Path) -> Result<File, StoreError> {
     let begun = Instant::now();
     loop {
@@ -165,7 +165,7 @@ fn try_lock(dir: &Path) -> Result<File, StoreError> {
     }
 }
 
-/// Bytes that the files in a directory take, holes not counted.
+/// Bytes allocated to the files of a directory, without holes.
 pub(super) fn allocated(dir: &Path) -> std::io::Result<u64> {
     use std::os::unix::fs::MetadataExt;
     let mut bytes = 0;
@@ -177,7 +177,7 @@ pub(super) fn allocated(dir: &Path) -> std::io::Result<u64> {
     Ok(bytes)
 }
 
-/// A name beside `path` that is not taken.
+/// An unused file name next to `path`.
 pub(super) fn aside(path: &Path) -> PathBuf {
     let name = |n: u32| PathBuf::from(format!("{}.damaged-{n}", path.display()));
     (1..).map(name).find(|path| !path.exists()).unwrap_or_else(|| name(0))

@@ -1,13 +1,13 @@
-//! A store in memory: for tests, and for work that needs no second life.
+//! An in-memory store, for tests and for runs that keep nothing.
 
 use std::collections::BTreeMap;
 
 use super::{Batch, SnapshotStore, StoreError};
 
-/// A store that is gone with its process.
+/// A store that is not durable.
 #[derive(Debug, Default, Clone)]
 pub struct Memory {
-    /// All that it holds.
+    /// Its entries.
     pub entries: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 

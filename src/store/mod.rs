@@ -1,7 +1,7 @@
-//! Where snapshots are kept.
+//! Durable storage of snapshots.
 //!
-//! A [`SnapshotStore`] is little more than an ordered map on disk; [`Archive`](archive::Archive) makes generations of
-//! snapshots of it: checksummed, incremental, several of them whole at any time.
+//! A [`SnapshotStore`] is an ordered map on disk. [`Archive`](archive::Archive) keeps generations of snapshots in it:
+//! checksummed, incremental, several of them complete at any time.
 
 pub mod archive;
 #[cfg(feature = "daemon")]
@@ -20,95 +20,96 @@ pub use memory::Memory;
 
 /// An ordered map of small values, changed in batches.
 pub trait SnapshotStore: Send {
-    /// The most bytes of a value.
+    /// Maximum size of a value in bytes.
     fn value_bytes_max(&self) -> usize;
 
-    /// Calls `each` with the entries whose key begins with `prefix`, in the order of keys.
+    /// Calls `each` with the entries whose key starts with `prefix`, in key order.
     fn scan(&self, prefix: &[u8], each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError>;
 
-    /// Applies a batch, all of it or nothing. What is applied when this returns outlives the process and the machine.
+    /// Applies a batch atomically. When this returns, the batch is durable.
     fn apply(&mut self, batch: Batch) -> Result<(), StoreError>;
 
-    /// Makes it usable again after [`apply`](Self::apply) has failed.
+    /// Makes the store usable again after a failed [`apply`](Self::apply).
     fn recover(&mut self) -> Result<(), StoreError> {
         Ok(())
     }
 
-    /// What it takes of the disk.
+    /// Disk space used, in bytes.
     fn bytes_on_disk(&self) -> Result<u64, StoreError>;
 
-    /// Whether it is known to be damaged: it can be read with care, but must not be written.
+    /// Whether the store is known to be damaged: it can be read, but must not be written.
     fn is_damaged(&self) -> bool {
         false
     }
 
-    /// Begins anew, empty. What is damaged is put aside, not lost; `saved` says whether something of it lives on.
+    /// Starts over with an empty store. The damaged files are renamed, not deleted. `saved` tells whether any of their
+    /// contents were recovered.
     fn start_over(&mut self, saved: bool) -> Result<(), StoreError>;
 }
 
-/// Changes that belong together.
+/// Changes that are applied together.
 #[derive(Debug, Default, Clone)]
 pub struct Batch {
-    /// The most bytes of a value.
+    /// Maximum size of a value in bytes.
     pub value_bytes_max: usize,
     /// Keys with their new values.
     pub puts: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Keys that go; none of them is put too.
+    /// Keys to delete; disjoint from `puts`.
     pub deletes: Vec<Vec<u8>>,
 }
 
 /// Why a store cannot be used.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// There is none.
-    #[error("there is no store in {0}")]
+    /// No store exists.
+    #[error("no store in {0}: check --store or store.dir")]
     Missing(String),
-    /// Another process has it.
-    #[error("the store {0} is in use by another process: stop that one, or set another store.dir")]
+    /// Another process holds the lock.
+    #[error("store {0} is in use by another process: stop that process, or set another store.dir")]
     InUse(String),
-    /// It was made by another backend.
-    #[error("the store {path} was made with store.kind = \"{found}\": set that, or another store.dir")]
+    /// Another backend created the store.
+    #[error(
+        "store {path} was created with store.kind = \"{found}\": set store.kind = \"{found}\", or another store.dir"
+    )]
     OtherKind {
-        /// Where it is.
+        /// Path of the store.
         path: String,
-        /// What made it.
+        /// The backend that created it.
         found: String,
     },
-    /// It needs a backend that this program was built without.
+    /// The store needs a backend that is not compiled in.
     #[error(
-        "the store {0} needs sled, which this pointsman was built without: build it with the feature `sled` (it is on by \
-         default), or set store.kind = \"redb\" and another store.dir"
+        "store {0} needs the sled backend, which is not compiled in: build pointsman with the feature `sled` (on by default), \
+         or set store.kind = \"redb\" and another store.dir"
     )]
     NoSled(String),
-    /// It cannot be read.
+    /// The store cannot be read.
     #[error(
-        "the store {path} cannot be read: {problem}. Move it aside (mv {path} {path}.damaged) and rebuild it from the \
-         logs: pointsman replay --keep-open --store {path} --queries ... --rewards ..."
+        "cannot read store {path}: {problem}; move it aside (mv {path} {path}.damaged) and rebuild it from the logs: \
+         pointsman replay --keep-open --store {path} --queries ... --rewards ..."
     )]
     Damaged {
-        /// Where it is.
+        /// Path of the store.
         path: String,
-        /// What is wrong.
+        /// What is wrong with it.
         problem: String,
     },
-    /// It was written by a newer version.
-    #[error("the store {path} has format {found}, this program reads up to {newest}: upgrade pointsman")]
+    /// A newer version wrote the store.
+    #[error("store {path} has format version {found}, but this version reads up to {newest}: upgrade pointsman")]
     Newer {
-        /// Where it is.
+        /// Path of the store.
         path: String,
-        /// Its version.
+        /// Format version of the store.
         found: String,
-        /// The newest known.
+        /// Newest supported version.
         newest: u16,
     },
-    /// It cannot be written.
-    #[error(
-        "the store {path} cannot be written: {problem}. What was acknowledged before is intact: mend this and start again"
-    )]
+    /// The store cannot be written.
+    #[error("cannot write store {path}: {problem}; committed snapshots are intact: fix the cause and restart")]
     Write {
-        /// Where it is.
+        /// Path of the store.
         path: String,
-        /// What is wrong.
+        /// What is wrong with it.
         problem: String,
     },
 }

@@ -24,17 +24,17 @@ pub struct Redb {
 
 enum Handle {
     Whole(Database),
-    /// It opens, but not all of it is what was written. This handle can still read; opened again, even for reading only,
-    /// it would want to be repaired first, and cannot be.
+    /// The database opens, but fails its integrity check. This handle can still read. Reopening the file, even read-only,
+    /// would require a repair, which fails.
     Damaged(Database),
     /// A write has failed: redb refuses all further use of the handle.
     Failed,
     Closed,
 }
 
-/// Why a database does not open.
+/// Why a database cannot be opened.
 enum Refused {
-    /// The system does not let it: the database may be whole.
+    /// The operating system refuses: the database may be intact.
     System(String),
     Damaged(String),
 }
@@ -58,11 +58,11 @@ impl Refused {
 }
 
 impl Redb {
-    /// Opens the database in `dir`; `new` if there may be none yet.
+    /// Opens the database in `dir`; `new` if it may not exist yet.
     pub fn open(dir: &Path, new: bool, lock: File) -> Result<Self, StoreError> {
         let path = file(dir);
         if !new && std::fs::metadata(&path).map_or(0, |metadata| metadata.len()) == 0 {
-            return Err(damaged(dir, "its file db.redb is gone"));
+            return Err(damaged(dir, "the file db.redb is missing or empty"));
         }
         if new && !path.exists() {
             make(dir).map_err(|problem| StoreError::Write { path: dir.display().to_string(), problem })?;
@@ -125,20 +125,20 @@ impl SnapshotStore for Redb {
             Ok(Err(error @ redb::Error::PreviousIo)) => Err(cannot_write(&self.dir, &error)),
             Ok(Err(redb::Error::Io(error))) if error.raw_os_error().is_some() => Err(cannot_write(&self.dir, &error)),
             Ok(Err(error)) => Err(damaged(&self.dir, &error.to_string())),
-            Err(_) => Err(damaged(&self.dir, "the database panicked when it was read")),
+            Err(_) => Err(damaged(&self.dir, "the database panicked during a read")),
         }
     }
 
     fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
         let Handle::Whole(database) = &self.handle else {
-            return Err(damaged(&self.dir, "it is damaged and was not recreated"));
+            return Err(damaged(&self.dir, "the database is damaged and was not recreated"));
         };
-        // On a full disk redb may panic in the middle of a page: what it had begun is rolled back when it is opened again.
+        // On a full disk redb may panic in the middle of a page: the next open rolls the transaction back.
         let written = contain(|| Self::write(database, &batch));
         let failed = match written {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => cannot_write(&self.dir, &error),
-            Err(_) => cannot_write(&self.dir, &std::io::Error::other("the database panicked when it was written")),
+            Err(_) => cannot_write(&self.dir, &std::io::Error::other("the database panicked during a write")),
         };
         self.handle = Handle::Failed;
         Err(failed)
@@ -148,7 +148,7 @@ impl SnapshotStore for Redb {
         if matches!(self.handle, Handle::Failed) {
             match open_checked(&file(&self.dir)) {
                 Ok(handle @ Handle::Whole(_)) => self.handle = handle,
-                Ok(_) => return Err(damaged(&self.dir, "it is damaged since a write has failed")),
+                Ok(_) => return Err(damaged(&self.dir, "the database is damaged after a failed write")),
                 Err(refused) => return Err(refused.in_dir(&self.dir)),
             }
         }
@@ -165,20 +165,20 @@ impl SnapshotStore for Redb {
 
     fn start_over(&mut self, saved: bool) -> Result<(), StoreError> {
         if !saved {
-            return Err(damaged(&self.dir, "its database is damaged, and no snapshot in it is whole"));
+            return Err(damaged(&self.dir, "the database is damaged and holds no intact snapshot"));
         }
         self.handle = Handle::Closed;
         let path = file(&self.dir);
         let aside = aside(&path);
         std::fs::rename(&path, &aside).map_err(|error| cannot_write(&self.dir, &error))?;
-        tracing::error!(kept = %aside.display(), "the store is damaged: what is whole of it is carried over to a new one");
+        tracing::error!(kept = %aside.display(), "store is damaged; copying its intact snapshots to a new one");
         make(&self.dir).map_err(|problem| StoreError::Write { path: self.dir.display().to_string(), problem })?;
         self.handle = open_checked(&path).map_err(|refused| refused.in_dir(&self.dir))?;
         Ok(())
     }
 }
 
-/// Opens a database. Its authors promise errors where bytes are damaged; should it panic all the same, that is one too.
+/// Opens a database. redb reports damaged bytes as errors; a panic is treated as one too.
 fn open_checked(path: &Path) -> Result<Handle, Refused> {
     let open = || {
         let mut database = builder().create(path).map_err(|error| Refused::new(&error))?;
@@ -188,7 +188,7 @@ fn open_checked(path: &Path) -> Result<Handle, Refused> {
             Err(Refused::Damaged(_)) => Ok(Handle::Damaged(database)),
         }
     };
-    let panicked = |_| Err(Refused::Damaged("the database panicked when it was opened".to_owned()));
+    let panicked = |_| Err(Refused::Damaged("the database panicked while it was opened".to_owned()));
     contain(open).unwrap_or_else(panicked)
 }
 
@@ -198,7 +198,7 @@ fn builder() -> Builder {
     builder
 }
 
-/// Makes an empty database beside its place and renames it: one that a crash left half made would not open again.
+/// Creates an empty database under another name, then renames it: redb cannot open one that a crash left incomplete.
 fn make(dir: &Path) -> Result<(), String> {
     let beside = dir.join("db.redb.new");
     let new = files::create_temporary(&beside).map_err(|error| error.to_string())?;

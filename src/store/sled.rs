@@ -1,5 +1,4 @@
-//! The store on sled 0.34. It takes two to five times the disk that redb does and survives damage less often; it is
-//! there for those who have reasons to prefer it.
+//! The store on sled 0.34. It uses two to five times the disk space of redb and survives damage less often.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,8 +11,7 @@ use crate::fatal::contain;
 
 const CACHE_BYTES: u64 = 64 << 20;
 
-/// A database that was closed keeps its file for as long as its threads need to end. Nobody else can have it: the lock of
-/// the store is ours.
+/// A closed database holds its file until its threads end. No other process can hold it: this one owns the store lock.
 const LINGERS: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -26,17 +24,17 @@ pub struct Sled {
 }
 
 impl Sled {
-    /// Opens the database in `dir`; `new` if there may be none yet.
+    /// Opens the database in `dir`; `new` if it may not exist yet.
     pub fn open(dir: &Path, new: bool, lock: File) -> Result<Self, StoreError> {
         if !new && !dir.join("sled/db").exists() {
-            return Err(damaged(dir, "its file sled/db is gone"));
+            return Err(damaged(dir, "the file sled/db is missing"));
         }
         let store = Self { dir: dir.to_owned(), database: Some(open(dir)?), _lock: lock };
         store.sync().map_err(|error| cannot_write(dir, &error))?;
         Ok(store)
     }
 
-    /// What sled's own flush leaves to the system: it only starts to write.
+    /// Syncs the files to disk: sled's own flush only starts to write.
     fn sync(&self) -> std::io::Result<()> {
         let sled = self.dir.join("sled");
         for path in [&sled.join("db"), &sled.join("conf"), &sled, &self.dir] {
@@ -49,7 +47,7 @@ impl Sled {
         let mut together = sled::Batch::default();
         batch.deletes.into_iter().for_each(|key| together.remove(key));
         batch.puts.into_iter().for_each(|(key, value)| together.insert(key, value));
-        let database = self.database.as_ref().ok_or("an earlier write has failed")?;
+        let database = self.database.as_ref().ok_or("an earlier write failed")?;
         database.apply_batch(together)?;
         failpoint::reach("mid-persist");
         database.flush()?;
@@ -71,17 +69,17 @@ fn open(dir: &Path) -> Result<sled::Db, StoreError> {
             Ok(Err(error)) if is_held(&error) => return Err(StoreError::InUse(dir.display().to_string())),
             Ok(Err(error)) if is_of_system(&error) => return Err(cannot_write(dir, &error)),
             Ok(Err(error)) => return Err(damaged(dir, &error.to_string())),
-            Err(_) => return Err(damaged(dir, "the database panicked when it was opened")),
+            Err(_) => return Err(damaged(dir, "the database panicked while it was opened")),
         }
     }
 }
 
-/// Whether the system does not let it open: the database may be whole.
+/// Whether the operating system refuses: the database may be intact.
 fn is_of_system(error: &sled::Error) -> bool {
     matches!(error, sled::Error::Io(error) if error.raw_os_error().is_some())
 }
 
-/// Whether its file could not be locked: sled has no error of its own for that.
+/// Whether the file could not be locked: sled has no dedicated error for that.
 fn is_held(error: &sled::Error) -> bool {
     matches!(error, sled::Error::Io(error) if error.to_string().contains("could not acquire lock"))
 }
@@ -94,13 +92,13 @@ impl SnapshotStore for Sled {
 
     fn scan(&self, prefix: &[u8], each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
         let Some(database) = &self.database else {
-            return Err(cannot_write(&self.dir, &std::io::Error::other("an earlier write has failed")));
+            return Err(cannot_write(&self.dir, &std::io::Error::other("an earlier write failed")));
         };
         let scan = || database.scan_prefix(prefix).try_for_each(|entry| entry.map(|(key, value)| each(&key, &value)));
         match contain(scan) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(damaged(&self.dir, &error.to_string())),
-            Err(_) => Err(damaged(&self.dir, "the database panicked when it was read")),
+            Err(_) => Err(damaged(&self.dir, "the database panicked during a read")),
         }
     }
 
@@ -124,7 +122,7 @@ impl SnapshotStore for Sled {
     }
 
     fn start_over(&mut self, _saved: bool) -> Result<(), StoreError> {
-        Err(damaged(&self.dir, "it cannot be begun anew"))
+        Err(damaged(&self.dir, "the database is damaged and cannot be recreated"))
     }
 }
 

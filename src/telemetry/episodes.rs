@@ -1,4 +1,4 @@
-//! Failures that come again and again, of which the first alone is worth a line in the log.
+//! Groups repeated failures into episodes, so that only the first one is logged.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ pub struct Episodes {
 }
 
 impl Episodes {
-    /// Notes a failure; whether an episode begins with it.
+    /// Records a failure; returns whether it starts an episode.
     pub fn begin(&self) -> bool {
         self.begin_at(Instant::now())
     }

@@ -1,4 +1,4 @@
-//! What happens while it learns, told by those who do it.
+//! Facts that the learner reports.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,27 +18,27 @@ use crate::store::StoreError;
 use crate::transport::{Letter, lock, now_ms};
 use crate::wire::events::Bad;
 
-/// Newest bad events that are kept to be shown.
+/// Number of recent dead letters kept for the page.
 const DEAD_MAX: usize = 20;
 
-/// Newest snapshots that are kept to be shown.
+/// Number of recent snapshots kept for the page.
 const SNAPSHOTS_MAX: usize = 10;
 
-/// Events that what an update takes is averaged over.
+/// Number of events over which the update time is averaged.
 const AVERAGED: u32 = FORESIGHT as u32;
 
-/// A flood of dead letters that lasts is logged again after this time.
+/// Interval at which a lasting flood of dead letters is logged again.
 const WARN_AGAIN: Duration = Duration::from_secs(3600);
 
-/// What has happened since the process began.
+/// What has happened since the process started.
 #[derive(Debug)]
 pub struct Facts {
-    /// What an event took that something was learned from, on average over a few: learners put examples off until there
-    /// are several.
+    /// Processing time of events that led to an update, averaged over a few: learners defer examples and apply several
+    /// together.
     pub(super) update: Timing,
     /// Event time from queries to their rewards.
     pub(super) join: Timing,
-    /// What it took to make snapshots durable.
+    /// Time to make snapshots durable.
     pub(super) snapshot: Timing,
     /// Whether the limit on spaces was logged.
     limit_logged: AtomicBool,
@@ -54,15 +54,15 @@ pub(super) struct Log {
     pub snapshots: VecDeque<SnapshotNews>,
     /// Examples learned from, by space and model.
     pub examples: BTreeMap<String, Vec<u64>>,
-    /// Events that something was learned from and are not in the average yet, and what they took together.
+    /// Events not in the average yet, and their total time.
     pub untimed: (u32, Duration),
     pub published: BTreeMap<String, Arc<Published>>,
     pub spaces_evicted: u64,
-    /// Log files that are shorter than what was read of them, and the bytes that are missing as far as they are known.
+    /// Log files truncated below their read position, and the missing bytes as far as known.
     pub gaps: (u64, u64),
-    /// Failures of the operating system since the process began, by operation.
+    /// Failures of the operating system since the process started, by operation.
     pub failures: BTreeMap<&'static str, u64>,
-    /// Operations that fail at present and are retried.
+    /// Operations that are failing and retried.
     pub failing: BTreeMap<&'static str, Failing>,
 }
 
@@ -71,22 +71,22 @@ pub(super) struct Log {
 pub(super) struct Failing {
     pub since: Instant,
     pub attempts: u64,
-    /// The error that the system gave, without paths: whoever may ask for it need not know them.
+    /// The error of the operating system, without paths: it is public on /ready.
     pub cause: String,
 }
 
-/// A bad event.
+/// A dead letter.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeadNews {
-    /// When it was met, in milliseconds since 1970.
+    /// When it was read, in milliseconds since 1970.
     pub time_ms: u64,
-    /// Where it came in.
+    /// Query or reward.
     pub side: Side,
-    /// What was wrong, in a word.
+    /// Reason code.
     pub reason: &'static str,
-    /// What was wrong.
+    /// Description of the problem.
     pub detail: String,
-    /// Where it was.
+    /// Source position.
     pub place: Value,
 }
 
@@ -99,13 +99,13 @@ pub struct SnapshotNews {
     pub lane: String,
     /// Its number.
     pub generation: u64,
-    /// Records that had changed since the one before.
+    /// Records changed since the previous snapshot.
     pub records: usize,
-    /// What it took.
+    /// Time to make it durable.
     pub duration_ms: f64,
 }
 
-/// What routers were told of a space.
+/// The published parameters of a space.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Published {
     /// When, in milliseconds since 1970.
@@ -126,7 +126,7 @@ pub struct ModelNews {
 }
 
 impl Published {
-    /// What these parameters come to.
+    /// Summary of these parameters.
     pub fn of(params: &Params) -> Self {
         let models = params.models.iter().zip(&params.policy.scores);
         let models = models.map(|(name, score)| ModelNews::new(name, &score.eigenvalues)).collect();
@@ -135,7 +135,7 @@ impl Published {
 }
 
 impl ModelNews {
-    /// What these eigenvalues come to.
+    /// Summary of these eigenvalues.
     pub fn new(name: &Name, eigenvalues: &[f32]) -> Self {
         let mut eigenvalues: Vec<f32> = eigenvalues.iter().copied().filter(|value| *value != 0.0).collect();
         eigenvalues.sort_by(|a, b| b.abs().total_cmp(&a.abs()));
@@ -161,12 +161,12 @@ impl Default for Facts {
 }
 
 impl Facts {
-    /// All of it as of now: those who learn are not kept waiting by those who look.
+    /// A copy of the log, so that readers do not block the learner.
     pub(super) fn log(&self) -> Log {
         lock(&self.log).clone()
     }
 
-    /// An event is bad.
+    /// Reports a dead letter.
     pub fn bad_event(&self, letter: &Letter) {
         let detail = letter.detail();
         let Letter { letter, place, origin, time_ms } = letter;
@@ -183,10 +183,11 @@ impl Facts {
                 %place,
                 traceparent,
                 reason,
-                "a bad event becomes a dead letter: {detail}. Others with this reason are counted without a warning"
+                detail,
+                "malformed event sent to dead letters; further ones with this reason are only counted"
             );
         } else {
-            tracing::debug!(%place, traceparent, reason, "a bad event: {detail}");
+            tracing::debug!(%place, traceparent, reason, detail, "malformed event sent to dead letters");
         }
         let quiet = log.warned_unrecorded.is_some_and(|since| since.elapsed() < WARN_AGAIN);
         if letter.recording == Recording::Counted && !quiet {
@@ -194,15 +195,15 @@ impl Facts {
             tracing::warn!(
                 %place,
                 reason,
-                "dead letters exceed events.dead_letters_bytes_max: one in {SAMPLE} is recorded, all are counted. One of \
-                 them: {detail}"
+                detail,
+                "dead letters exceed events.dead_letters_bytes_max; recording one in {SAMPLE}, counting all"
             );
         }
         let news = DeadNews { time_ms: *time_ms, side: letter.side, reason, detail, place: place.clone() };
         keep(&mut log.newest_dead, news, DEAD_MAX);
     }
 
-    /// An event has come to these examples, all in all in this time.
+    /// Reports the examples that an event led to, and its processing time.
     pub fn learned(&self, applied: &[Applied], took: Duration) {
         if applied.is_empty() {
             return;
@@ -228,23 +229,23 @@ impl Facts {
         }
     }
 
-    /// A space without examples was evicted for a new one. Only the first is logged.
+    /// Reports the eviction of a space without examples. Only the first is logged.
     pub fn space_evicted(&self, space: &Name) {
         lock(&self.log).spaces_evicted += 1;
-        self.warn_of_limit(&format!("space {space}, which has no examples, is evicted for a new one"));
+        self.warn_of_limit(&format!("evicted space {space}, which has no examples, for a new one"));
     }
 
-    /// Logs once that there are as many spaces as there may be.
+    /// Logs once that the limit on spaces is reached.
     fn warn_of_limit(&self, consequence: &str) {
         if !self.limit_logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "learner.spaces_max is reached: {consequence}. The metrics count what follows. Raise learner.spaces_max, \
-                 or set learner.spaces = \"listed\" if names are invented"
+                "learner.spaces_max reached: {consequence}; further cases are only counted. Raise learner.spaces_max, or list the \
+                 spaces and set learner.spaces = \"listed\" if producers invent names"
             );
         }
     }
 
-    /// A snapshot is durable.
+    /// Reports a durable snapshot.
     pub fn snapshot(&self, lane: &str, generation: u64, records: usize, took: Duration) {
         tracing::debug!(lane, generation, records, "snapshot");
         self.snapshot.observe(took);
@@ -253,18 +254,18 @@ impl Facts {
         keep(&mut lock(&self.log).snapshots, news, SNAPSHOTS_MAX);
     }
 
-    /// A log file is shorter than what was read of it, by so many bytes (0: unknown).
+    /// Reports a log file truncated below its read position, by this many bytes (0 = unknown).
     pub fn log_gap(&self, bytes: u64) {
         let mut log = lock(&self.log);
         log.gaps = (log.gaps.0 + 1, log.gaps.1 + bytes);
     }
 
-    /// How often that happened, and the bytes that are missing.
+    /// Number of truncated log files, and of missing bytes.
     pub fn log_gaps(&self) -> (u64, u64) {
         lock(&self.log).gaps
     }
 
-    /// The system failed an operation that will be retried. Logged once an episode.
+    /// Reports a failed operation that is retried. Logged once per episode.
     pub fn failed(&self, operation: &'static str, error: &anyhow::Error) {
         let mut log = lock(&self.log);
         *log.failures.entry(operation).or_default() += 1;
@@ -275,18 +276,23 @@ impl Facts {
         (failing.attempts, failing.cause) = (failing.attempts + 1, cause);
         drop(log);
         if begins {
-            tracing::error!(operation, "retrying until it succeeds: {error:#}");
+            tracing::error!(operation, error = format!("{error:#}"), "operation failed; retrying until it succeeds");
         }
     }
 
-    /// An operation has succeeded: what failed before is over.
+    /// Reports success, which ends an episode of failures.
     pub fn succeeded(&self, operation: &'static str) {
         if let Some(Failing { since, attempts, .. }) = lock(&self.log).failing.remove(operation) {
-            tracing::info!(operation, attempts, seconds = since.elapsed().as_secs(), "succeeds again");
+            tracing::info!(
+                operation,
+                attempts,
+                seconds = since.elapsed().as_secs(),
+                "operation succeeded after retries"
+            );
         }
     }
 
-    /// What fails at present, in words; nothing if all is well.
+    /// Description of the failing operations, if any.
     pub fn trouble(&self) -> Option<String> {
         let failing =
             |(operation, failing): (&&str, &Failing)| format!("{operation} fails: {}; retrying", failing.cause);
@@ -294,14 +300,14 @@ impl Facts {
         (!all.is_empty()).then(|| all.join("; "))
     }
 
-    /// Routers can have these.
+    /// Reports published parameters.
     pub fn published(&self, published: Vec<(Name, Published)>) {
         let published = published.into_iter().map(|(space, published)| (space.to_string(), Arc::new(published)));
         lock(&self.log).published.extend(published);
     }
 }
 
-/// What the system said, without paths.
+/// The error of the operating system, without paths.
 fn cause(error: &anyhow::Error) -> String {
     let of_system = |error: &std::io::Error| match error.raw_os_error() {
         Some(_) => error.to_string(),
@@ -314,7 +320,7 @@ fn cause(error: &anyhow::Error) -> String {
     known.unwrap_or_else(|| "see the log".to_owned())
 }
 
-/// Puts it first; the last goes if there are too many.
+/// Prepends an item and drops the oldest beyond `most`.
 fn keep<T>(newest: &mut VecDeque<T>, one: T, most: usize) {
     newest.push_front(one);
     newest.truncate(most);

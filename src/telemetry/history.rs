@@ -1,10 +1,10 @@
-//! The past, in bounded room: the longer it is, the coarser.
+//! History in bounded memory: the longer, the coarser.
 
 /// Most points that are kept.
 const POINTS_MAX: usize = 600;
 
-/// Points over time. When there are too many every other one goes, and from then on they come half as often: so it
-/// always reaches back to the beginning.
+/// Points over time. At the limit every other point is dropped and the interval doubles, so the history always reaches
+/// back to the start.
 #[derive(Debug, Clone)]
 pub struct History<T> {
     points: Vec<(u64, T)>,
@@ -12,7 +12,7 @@ pub struct History<T> {
 }
 
 impl<T> History<T> {
-    /// Nothing yet; a point every so many milliseconds, at first.
+    /// An empty history, with this initial interval in milliseconds.
     pub fn new(every_ms: u64) -> Self {
         Self { points: Vec::new(), every_ms }
     }

@@ -47,9 +47,9 @@ impl HttpCounters {
         let one = |number: &AtomicU64| [(Vec::<(String, String)>::new(), number.load(Ordering::Relaxed))];
         sheet.gauges("http_connections", "Open HTTP connections", one(&self.connections));
         sheet.gauges("http_body_bytes", "Bytes of request bodies in flight", one(&self.body_bytes));
-        let evicted = "Idle HTTP connections closed to make room for new ones";
+        let evicted = "Idle HTTP connections closed for new ones";
         sheet.counters("http_connections_evicted", evicted, one(&self.evicted));
-        let overloaded = "HTTP requests refused because too many others were in progress";
+        let overloaded = "HTTP requests rejected because too many were in progress";
         sheet.counters("http_overloaded", overloaded, one(&self.overloaded));
         let failed = "Failed attempts to accept an HTTP connection";
         sheet.counters("http_accept_errors", failed, one(&self.accept_errors));

@@ -1,4 +1,4 @@
-//! How the learner goes: what the engine's thread tells, and what others make of it.
+//! Status of the learner: reported by the engine's thread, read by the HTTP endpoints.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,41 +20,41 @@ use crate::evaluate::worth::WorthView;
 use crate::transport::kafka::unreadable::Unreadable;
 use crate::transport::{lock, now_ms};
 
-/// Spaces that are told one by one; those beyond are told together as `other`.
+/// Maximum number of spaces reported one by one; the rest is aggregated as `other`.
 const TOLD_MAX: usize = 2000;
 
-/// Spaces whose past is kept, those that came first.
+/// Maximum number of spaces with history, in order of appearance.
 const PAST_MAX: usize = 50;
 
-/// How often a point of the past is kept, at first.
+/// Initial interval of history points.
 const PAST_EVERY_MS: u64 = 1000;
 
-/// How it goes.
+/// Current state of the learner.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct News {
-    /// What became of all events.
+    /// Outcomes of all events.
     pub counts: Counts,
     /// Mean of the rewards learned from.
     pub mean_reward: f64,
-    /// Events that were further out of order than the window.
+    /// Events beyond the reorder window.
     pub out_of_order: u64,
-    /// The spaces by name, as far as they are told one by one.
+    /// The spaces by name, up to a limit.
     pub spaces: BTreeMap<String, SpaceNews>,
-    /// Messages that are not learned from yet: topic, partition, number.
+    /// Lag: topic, partition, messages not learned from yet.
     pub lags: Vec<(String, i32, u64)>,
     /// Batches at which reading has stopped.
     pub unreadable: Vec<Unreadable>,
-    /// The same of log files, where these are read.
+    /// Backlog of log files, on the file transport.
     pub unread: Option<Unread>,
-    /// Files of the log directory that cannot be read, with what is wrong with them.
+    /// Unreadable files in the log directory, with their problems.
     pub skipped_files: BTreeMap<String, String>,
-    /// How often partitions were given or taken.
+    /// Number of rebalances.
     pub rebalances: u64,
-    /// Lanes that are this instance's, where they move.
+    /// Lanes owned by this instance, where they move.
     pub lanes: Vec<i32>,
-    /// How often it has taken one over.
+    /// Number of takeovers by this instance.
     pub hand_overs: u64,
-    /// Errors of the brokers' client, by their code.
+    /// Errors of the Kafka client, by code.
     pub broker_errors: BTreeMap<String, u64>,
 }
 
@@ -63,30 +63,30 @@ pub struct News {
 pub struct SpaceNews {
     /// Examples in applied batches.
     pub version: u64,
-    /// What became of its events.
+    /// Outcomes of its events.
     pub counts: Counts,
     /// Sum of the rewards learned from.
     pub reward_sum: f64,
-    /// What the present policy is worth beside the best constant model, where that is known.
+    /// Estimated lift of the current policy over the best single model, if known.
     pub lift: Option<Lift>,
-    /// All that is known of that: by all and by the latest examples, of every policy that is judged.
+    /// All estimates: over all and over recent examples, of every evaluated policy.
     pub worth: Option<WorthView>,
 }
 
-/// What a policy is worth, estimated from what was logged.
+/// Policy value, estimated from logged examples.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Lift {
-    /// Mean reward of the present policy.
+    /// Mean reward of the current policy.
     pub policy: f64,
-    /// The model that is best when it is played alone.
+    /// The best single model.
     pub best_constant: String,
     /// Its mean reward.
     pub best: f64,
     /// The difference.
     pub lift: f64,
-    /// What it is at least, at all times at once.
+    /// Lower confidence bound, valid at all times simultaneously.
     pub lower: f64,
-    /// What it is at most.
+    /// Upper confidence bound.
     pub upper: f64,
     /// Effective number of examples.
     pub examples: f64,
@@ -95,7 +95,7 @@ pub struct Lift {
 }
 
 impl Lift {
-    /// By all examples that were judged.
+    /// Over all examples.
     fn of(worth: &WorthView) -> Self {
         let (verdict, range) = (&worth.all, worth.all.policy_lift.range);
         Self {
@@ -103,7 +103,7 @@ impl Lift {
             best_constant: worth.models[verdict.best_alone].to_string(),
             best: verdict.alone[verdict.best_alone].value,
             lift: verdict.policy_lift.value,
-            // Rewards are within 0..1: what says less than that says nothing.
+            // Rewards are within 0..1, so wider bounds carry no information.
             lower: range.low.max(-1.0),
             upper: range.high.min(1.0),
             examples: verdict.policy.effective_examples,
@@ -113,7 +113,7 @@ impl Lift {
 }
 
 impl News {
-    /// What the engines of all lanes tell.
+    /// Collects the state of the engines of all lanes.
     pub fn of<'a>(engines: impl IntoIterator<Item = &'a Engine> + Clone, out_of_order: u64) -> Self {
         let Totals { counts, mean_reward } = Totals::of(engines.clone());
         let mut spaces = BTreeMap::new();
@@ -129,7 +129,7 @@ impl News {
         Self { counts, mean_reward, out_of_order, spaces, ..Self::default() }
     }
 
-    /// Messages that are not learned from yet, of all partitions.
+    /// Total lag of all partitions.
     pub fn lag(&self) -> u64 {
         self.lags.iter().map(|(_, _, lag)| lag).sum()
     }
@@ -148,10 +148,10 @@ impl SpaceNews {
     }
 }
 
-/// What the engine's thread tells, and others ask for.
+/// Shared between the engine's thread, which writes it, and the HTTP endpoints.
 pub struct Status {
     ready: AtomicBool,
-    /// Why learning has stopped, where it has.
+    /// Why learning has stopped, if it has.
     stopped: Mutex<Option<String>>,
     started: Instant,
     facts: Arc<Facts>,
@@ -161,15 +161,15 @@ pub struct Status {
 
 struct Told {
     news: Arc<News>,
-    /// When it was told, in milliseconds since 1970.
+    /// When it was reported, in milliseconds since 1970.
     time_ms: u64,
-    /// The spaces that are named in metrics, in the order in which they came: so none loses its name to a later one.
+    /// Spaces with labels of their own, in order of appearance, so that none loses its label to a later one.
     named: Vec<String>,
     past: History<Moment>,
     usable: Usable,
 }
 
-/// All that is kept of a moment.
+/// One point of the history.
 struct Moment {
     point: Point,
     spaces: BTreeMap<String, SpacePoint>,
@@ -219,7 +219,7 @@ impl Default for Status {
 }
 
 impl Status {
-    /// Tells whether it is ready.
+    /// Sets the readiness.
     pub fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Ordering::Relaxed);
     }
@@ -229,17 +229,17 @@ impl Status {
         *lock(&self.stopped) = reason;
     }
 
-    /// Why learning has stopped, where it has.
+    /// Why learning has stopped, if it has.
     pub fn stopped(&self) -> Option<String> {
         lock(&self.stopped).clone()
     }
 
-    /// Whether it is ready: events are read, and what they come to can be kept.
+    /// Whether it is ready: events are read and no operation is failing.
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed) && self.facts.trouble().is_none()
     }
 
-    /// What fails at present and is retried.
+    /// Description of the failing operations, if any.
     pub fn trouble(&self) -> Option<String> {
         self.facts.trouble()
     }
@@ -249,12 +249,12 @@ impl Status {
         self.http.clone()
     }
 
-    /// What those who learn and keep tell.
+    /// The facts reported by the learner.
     pub fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    /// Tells how it goes.
+    /// Publishes the current state.
     pub fn tell(&self, news: News) {
         self.tell_at(now_ms(), news);
     }
@@ -284,15 +284,14 @@ impl Status {
         shown
     }
 
-    /// The space that is meant: one that is there.
+    /// The space to show: an existing one.
     pub fn pick(&self, asked: &str) -> String {
         let told = lock(&self.told);
         let spaces = &told.news.spaces;
         pick(asked, |name| spaces.contains_key(name), spaces.keys().next().map(String::as_str))
     }
 
-    /// What the page shows at present: all that is common, of the spaces whose name contains `find` some figures, and
-    /// one space in full.
+    /// Data of the page: totals, a row for each space whose name contains `find`, and one space in full.
     pub fn now(&self, space: &str, find: &str) -> Value {
         let ((news, time_ms), log) = (self.news(), self.facts.log());
         let row = |(name, space): (&String, &SpaceNews)| {
@@ -336,14 +335,14 @@ impl Status {
         shown
     }
 
-    /// The past, with that of one space.
+    /// History of the process and of one space.
     pub fn history(&self, space: &str) -> Value {
         let told = lock(&self.told);
         let point = |(time_ms, moment): &(u64, Moment)| json!({"time_ms": time_ms, "point": moment.point, "of_space": moment.spaces.get(space)});
         Value::Array(told.past.points().map(point).collect())
     }
 
-    /// What was told last, and when.
+    /// The latest state, and its time.
     fn news(&self) -> (Arc<News>, u64) {
         let told = lock(&self.told);
         (told.news.clone(), told.time_ms)
@@ -452,29 +451,33 @@ impl Status {
         if let Some(Unread { query_bytes, reward_bytes, .. }) = &news.unread {
             let bytes =
                 [("query", *query_bytes), ("reward", *reward_bytes)].map(|(kind, bytes)| (Kind { kind }, bytes));
-            sheet.gauges("unread_bytes", "Bytes of log files that are not read yet", bytes);
+            sheet.gauges("unread_bytes", "Unread bytes of log files", bytes);
             of_files(&mut sheet, &news, &log);
         }
         of_failures(&mut sheet, &log);
         let Facts { update, join, snapshot, .. } = &*self.facts;
         sheet.seconds(
             "update_duration",
-            "Time of an event that something was learned from, averaged over eight",
+            "Processing time of events that led to an update, averaged over eight events",
             update.clone(),
         );
-        sheet.seconds("join_latency", "Event time from a query to its reward", join.clone());
+        sheet.seconds("join_latency", "Time from a query to its reward, in event time", join.clone());
         sheet.seconds("snapshot_duration", "Time to make a snapshot durable", snapshot.clone());
         if let Some(newest) = log.snapshots.front() {
             let moment = Gauge::<f64, AtomicU64>::default();
             moment.set(newest.time_ms as f64 / 1e3);
-            sheet.seconds("snapshot_timestamp", "When the newest snapshot was durable, since 1970", moment);
+            sheet.seconds("snapshot_timestamp", "Unix time at which the newest snapshot became durable", moment);
         }
         self.http.write(&mut sheet);
-        let about = "Share of the recent events that were late, orphaned or dead letters";
+        let about = "Share of recent events that were late, orphaned or dead letters";
         let share = lock(&self.told).usable.unusable_share();
         sheet.gauges("unusable_share", about, [(Vec::<(String, String)>::new(), share)]);
         let ready = u64::from(self.is_ready());
-        sheet.gauges("ready", "1 while events are read", [(Vec::<(String, String)>::new(), ready)]);
+        sheet.gauges(
+            "ready",
+            "1 if the learner is ready: it reads events and no operation is failing",
+            [(Vec::<(String, String)>::new(), ready)],
+        );
         sheet.text()
     }
 }
@@ -497,35 +500,39 @@ fn of_events(sheet: &mut Sheet, news: &News, log: &Log) {
         ("reward", "evicted", rewards.evicted),
     ];
     let events = events.map(|(kind, outcome, number)| (Outcome { kind, outcome }, number));
-    sheet.counters("events", "Events that were read, by what became of them", events);
+    sheet.counters("events", "Events read, by kind and outcome", events);
     let dead = log.dead.iter().map(|((side, reason), number)| (Reason { kind: kind(*side), reason }, *number));
-    sheet.counters("dead_letters", "Bad events since the process began, by what was wrong", dead);
+    sheet.counters("dead_letters", "Dead letters since the process started, by kind and reason", dead);
     let unrecorded = [(Vec::<(String, String)>::new(), news.counts.dead_unrecorded)];
-    let about = "Bad events that were counted but not recorded, beyond events.dead_letters_bytes_max";
+    let about = "Dead letters counted but not recorded because of events.dead_letters_bytes_max";
     sheet.counters("dead_letters_unrecorded", about, unrecorded);
     let pending = [("query", queries.pending), ("reward", rewards.pending)];
     let pending = pending.map(|(kind, number)| (Kind { kind }, number));
-    sheet.gauges("pending", "Events that wait for their other half", pending);
+    sheet.gauges("pending", "Events pending in the join", pending);
     let none = Vec::<(String, String)>::new;
-    let evicted = "Spaces without examples that were evicted for new ones, since the process began";
+    let evicted = "Spaces without examples evicted for new ones since the process started";
     sheet.counters("spaces_evicted", evicted, [(none(), log.spaces_evicted)]);
-    sheet.counters("out_of_order", "Events that went after a later one", [(none(), news.out_of_order)]);
+    sheet.counters(
+        "out_of_order",
+        "Events processed after a later one, beyond the reorder window",
+        [(none(), news.out_of_order)],
+    );
 }
 
 fn of_files(sheet: &mut Sheet, news: &News, log: &Log) {
     let none = Vec::<(String, String)>::new;
     let skipped = news.skipped_files.len() as u64;
-    sheet.gauges("skipped_files", "Files of the log directory that cannot be read", [(none(), skipped)]);
+    sheet.gauges("skipped_files", "Skipped files in the log directory that cannot be read", [(none(), skipped)]);
     let (gaps, bytes) = log.gaps;
-    sheet.counters("log_gaps", "Log files that became shorter than what was read of them", [(none(), gaps)]);
-    sheet.counters("log_gap_bytes", "Bytes that are missing in them", [(none(), bytes)]);
+    sheet.counters("log_gaps", "Log files truncated below their read position", [(none(), gaps)]);
+    sheet.counters("log_gap_bytes", "Bytes missing from truncated log files", [(none(), bytes)]);
 }
 
 fn of_failures(sheet: &mut Sheet, log: &Log) {
     let of = |(operation, number): (&&'static str, &u64)| (Operation { operation }, *number);
     sheet.counters("failures", "Failed attempts of operations that are retried", log.failures.iter().map(of));
     let failing = |operation: &&'static str| (Operation { operation }, u64::from(log.failing.contains_key(operation)));
-    sheet.gauges("failing", "1 while an operation fails and is retried", log.failures.keys().map(failing));
+    sheet.gauges("failing", "1 while an operation is failing and retried", log.failures.keys().map(failing));
 }
 
 fn kind(side: Side) -> &'static str {
@@ -540,33 +547,33 @@ fn of_spaces(sheet: &mut Sheet, news: &News, named: &[String], log: &Log) {
     let label = |name: &str| Space { space: if is_named(name) { name } else { OTHER }.to_owned() };
     let spaces = || news.spaces.iter().map(|(name, news)| (label(name), news));
     let applied = spaces().map(|(space, news)| (space, news.counts.applied));
-    sheet.counters("applied", "Examples that were learned from", applied);
+    sheet.counters("applied", "Examples learned from", applied);
     let rewards = spaces().map(|(space, news)| (space, news.reward_sum));
-    sheet.counters("reward", "Sum of the rewards learned from, each on the scale of 0 to 1", rewards);
+    sheet.counters("reward", "Sum of the rewards learned from, each scaled to 0..1", rewards);
     sheet.gauges("version", "Examples in applied batches", spaces().map(|(space, news)| (space, news.version)));
     let single = || spaces().filter(|(label, _)| label.space != OTHER);
     let mean = single().map(|(space, news)| (space, news.mean_reward()));
-    sheet.gauges("mean_reward", "Mean of the rewards learned from, on the scale of 0 to 1", mean);
+    sheet.gauges("mean_reward", "Mean of the rewards learned from, scaled to 0..1", mean);
     let published = || log.published.iter().map(|(name, published)| (label(name), published));
     let versions = published().map(|(space, published)| (space, published.version));
-    sheet.gauges("published_version", "Version of the parameters that routers can have", versions);
-    // Of those that are told together the oldest.
+    sheet.gauges("published_version", "Version of the published parameters", versions);
+    // The oldest of those aggregated as `other`.
     let moments = Family::<Space, Gauge<f64, AtomicU64>>::default();
     for (space, published) in published() {
         let moment = published.time_ms as f64 / 1e3;
         let oldest = moments.get_or_create(&space).get();
         moments.get_or_create(&space).set(if oldest > 0.0 { moment.min(oldest) } else { moment });
     }
-    sheet.seconds("published_timestamp", "When the newest parameters were made, since 1970", moments);
+    sheet.seconds("published_timestamp", "Unix time at which the newest parameters were created", moments);
     let lifts = || single().filter_map(|(space, news)| Some((space, news.lift.as_ref()?)));
-    let about = "Reward of the present policy beyond that of the best constant model, estimated";
+    let about = "Estimated lift: policy value minus the value of the best single model";
     sheet.gauges("lift", about, lifts().map(|(space, lift)| (space, lift.lift)));
     let lower = lifts().map(|(space, lift)| (space, lift.lower));
-    sheet.gauges("lift_lower", "What the lift is at least, at all times at once", lower);
+    sheet.gauges("lift_lower", "Lower confidence bound of the lift, valid at all times simultaneously", lower);
     let upper = lifts().map(|(space, lift)| (space, lift.upper));
-    sheet.gauges("lift_upper", "What the lift is at most, at all times at once", upper);
+    sheet.gauges("lift_upper", "Upper confidence bound of the lift, valid at all times simultaneously", upper);
     let held = lifts().filter_map(|(space, lift)| Some((space, u64::from(lift.held_back?))));
-    sheet.gauges("held_back", "1 while the guard holds the policy back, where there is one", held);
+    sheet.gauges("held_back", "1 while the guard holds the policy back; absent without a guard", held);
 }
 
 fn of_models(sheet: &mut Sheet, named: &[String], log: &Log) {
@@ -590,25 +597,33 @@ fn of_models(sheet: &mut Sheet, named: &[String], log: &Log) {
             tops.push((label(), model.top()));
         }
     }
-    sheet.counters("examples", "Examples since the process began, by the model that was chosen", traffic);
-    sheet.gauges("rank", "Eigenvalues of a model that are not zero, as published", ranks);
-    sheet.gauges("nuclear_norm", "Sum of the sizes of a model's eigenvalues, as published", norms);
-    sheet.gauges("top_eigenvalue", "A model's eigenvalue that is largest by size, as published", tops);
+    sheet.counters("examples", "Examples since the process started, by chosen model", traffic);
+    sheet.gauges("rank", "Number of nonzero eigenvalues of a model in the published parameters", ranks);
+    sheet.gauges("nuclear_norm", "Sum of the absolute eigenvalues of a model in the published parameters", norms);
+    sheet.gauges(
+        "top_eigenvalue",
+        "Eigenvalue of a model with the largest absolute value in the published parameters",
+        tops,
+    );
 }
 
 fn of_brokers(sheet: &mut Sheet, news: &News) {
     let none = Vec::<(String, String)>::new;
-    sheet.counters("rebalances", "How often partitions were given or taken", [(none(), news.rebalances)]);
-    sheet.gauges("lanes", "Lanes of this instance, where they move", [(none(), news.lanes.len() as u64)]);
-    sheet.counters("hand_overs", "How often it has taken a lane over", [(none(), news.hand_overs)]);
+    sheet.counters("rebalances", "Consumer group rebalances", [(none(), news.rebalances)]);
+    sheet.gauges(
+        "lanes",
+        "Lanes owned by this instance, with transport.kafka.lanes = partition",
+        [(none(), news.lanes.len() as u64)],
+    );
+    sheet.counters("hand_overs", "Lanes taken over by this instance", [(none(), news.hand_overs)]);
     let lag =
         |(topic, partition, lag): &(String, i32, u64)| (Place { topic: topic.clone(), partition: *partition }, *lag);
-    sheet.gauges("lag", "Messages that are not learned from yet", news.lags.iter().map(lag));
+    sheet.gauges("lag", "Lag: messages not learned from yet", news.lags.iter().map(lag));
     let offset = |batch: &Unreadable| (Place { topic: batch.topic.clone(), partition: batch.partition }, batch.offset);
-    let about = "Offset at which a partition cannot be read: its lane has stopped";
+    let about = "Offset at which a partition cannot be read; its lane has stopped";
     sheet.gauges("unreadable_offset", about, news.unreadable.iter().map(offset));
     let errors = news.broker_errors.iter().map(|(code, number)| (Code { code: code.clone() }, *number));
-    sheet.counters("broker_errors", "Errors of the brokers' client", errors);
+    sheet.counters("broker_errors", "Errors of the Kafka client, by code", errors);
 }
 
 #[cfg(test)]

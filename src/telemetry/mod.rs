@@ -1,8 +1,8 @@
-//! Facts in, metrics out: every name that dashboards and alerts rely on is in this room.
+//! Facts in, metrics out: every metric name that dashboards and alerts rely on is in this module.
 //!
-//! What happens is told as a fact, where it happens ([`Facts`], [`router::Metrics`]); when somebody asks, facts and the
-//! [`News`] that the engine's thread tells now and then become metrics and what the page shows. Label values are
-//! bounded: spaces beyond a limit are told together as `other`.
+//! Code reports facts where they happen ([`Facts`], [`router::Metrics`]). On a request, facts and the latest [`News`] of the
+//! engine's thread become metrics and the data of the status page. Label values are bounded: spaces beyond a limit are
+//! aggregated as `other`.
 
 mod episodes;
 mod facts;
@@ -26,16 +26,16 @@ pub use unread::Unread;
 
 use crate::event::Name;
 
-/// Spaces that are named one by one in metrics; those beyond are `other`.
+/// Maximum number of spaces with labels of their own; the rest is aggregated as `other`.
 const SPACES_MAX: usize = 100;
 
-/// Models of all spaces together that are named one by one in metrics; those beyond are `other`.
+/// Maximum number of models of all spaces with labels of their own; the rest is aggregated as `other`.
 const MODELS_MAX: usize = 1000;
 
-/// What stands for all that is not named.
+/// Label value of the aggregated rest.
 const OTHER: &str = "other";
 
-/// The space that is asked for if it is there, else the default one, else the first.
+/// The requested space if it exists, else the default one, else the first.
 fn pick(asked: &str, is_there: impl Fn(&str) -> bool, first: Option<&str>) -> String {
     let default = Name::default_space();
     let wanted = [asked, default.as_str()].into_iter().find(|name| is_there(name));

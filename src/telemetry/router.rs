@@ -1,4 +1,4 @@
-//! What the router counts.
+//! Metrics of the router.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -17,17 +17,17 @@ use crate::event::Name;
 use crate::router::{Answer, Compiled, Router};
 use crate::transport::{lock, now_ms};
 
-/// How often a point of the past is kept, at first.
+/// Initial interval of history points.
 const PAST_EVERY_MS: u64 = 1000;
 
-/// Spaces whose past is kept.
+/// Maximum number of spaces with history.
 const PAST_MAX: usize = 50;
 
 /// All metrics of a router.
 pub struct Metrics {
     counts: Mutex<Counts>,
     durations: Family<EndpointLabels, Timing, fn() -> Timing>,
-    /// The time of those requests that decide something, for the page.
+    /// Duration of routing requests, for the page.
     decision: Timing,
     past: Mutex<Past>,
     http: Arc<HttpCounters>,
@@ -65,7 +65,7 @@ struct Point {
     written: u64,
     lost: u64,
     errors: u64,
-    /// What half, and what 99 of 100 requests since the last point stayed below.
+    /// Median and 99th percentile of the requests since the last point.
     p50_s: Option<f64>,
     p99_s: Option<f64>,
 }
@@ -138,17 +138,17 @@ impl Metrics {
         }
     }
 
-    /// So many events of a kind came to this.
+    /// Counts events of a kind by outcome.
     pub fn events(&self, kind: &'static str, outcome: &'static str, number: u64) {
         *lock(&self.counts).events.entry((kind, outcome)).or_default() += number;
     }
 
-    /// A request was answered as before.
+    /// Counts a repeated request.
     pub fn repeat(&self) {
         lock(&self.counts).repeats += 1;
     }
 
-    /// A reward was accepted that the learner will clip.
+    /// Counts an accepted reward that the learner will clip.
     pub fn clipped(&self) {
         lock(&self.counts).clipped += 1;
     }
@@ -158,7 +158,7 @@ impl Metrics {
         lock(&self.counts).params_rejected += 1;
     }
 
-    /// A decision was taken. Spaces that the router does not hold are counted together: their number has no bound.
+    /// Counts a decision. Spaces that the router does not hold are aggregated: their number is unbounded.
     pub fn decided(&self, answer: &Answer, is_held: bool) {
         let mut counts = lock(&self.counts);
         let other = Name::try_from(OTHER).expect("a valid name");
@@ -169,7 +169,7 @@ impl Metrics {
         }
     }
 
-    /// Keeps a point of the past, if it is time.
+    /// Adds a point to the history, if one is due.
     pub fn remember(&self, router: &Router) {
         let (time_ms, mut past) = (now_ms(), lock(&self.past));
         let timed = self.decision.counts();
@@ -198,21 +198,21 @@ impl Metrics {
         }
     }
 
-    /// The past, with that of one space.
+    /// History of the process and of one space.
     pub fn history(&self, space: &str) -> Value {
         let past = lock(&self.past);
         let point = |(time_ms, moment): &(u64, Moment)| json!({"time_ms": time_ms, "point": moment.point, "of_space": moment.spaces.get(space)});
         Value::Array(past.history.points().map(point).collect())
     }
 
-    /// The space that is meant: one that is there.
+    /// The space to show: an existing one.
     pub fn pick(&self, router: &Router, asked: &str) -> String {
         let spaces = router.spaces();
         let is_there = |name: &str| spaces.iter().any(|by| by.space().as_str() == name);
         pick(asked, is_there, spaces.first().map(|by| by.space().as_str()))
     }
 
-    /// What the page shows at present: of the spaces whose name contains `find` some figures, and one space in full.
+    /// Data of the page: a row for each space whose name contains `find`, and one space in full.
     pub fn now(&self, router: &Router, space: &str, find: &str) -> Value {
         // In the order in which both are locked elsewhere.
         let (past, counts, spaces) = (lock(&self.past), lock(&self.counts), router.spaces());
@@ -247,28 +247,28 @@ impl Metrics {
         let counts = lock(&self.counts);
         let requests = counts.requests.iter();
         let requests = requests.map(|(&(endpoint, code), number)| (RequestLabels { endpoint, code }, *number));
-        sheet.counters("requests", "Requests, by endpoint and status", requests);
-        sheet.seconds("request_duration", "Time of a request", self.durations.clone());
+        sheet.counters("requests", "HTTP requests, by endpoint and status code", requests);
+        sheet.seconds("request_duration", "Duration of HTTP requests, by endpoint", self.durations.clone());
         let events = counts.events.iter();
         let events = events.map(|(&(kind, outcome), number)| (EventLabels { kind, outcome }, *number));
-        sheet.counters("events", "Events, by kind and what became of them", events);
+        sheet.counters("events", "Events, by kind and outcome", events);
         let none = Vec::<(String, String)>::new;
-        let again = "Requests that came again and got the answer that they got";
+        let again = "Repeated requests that got the same answer again";
         sheet.counters("repeats", again, [(none(), counts.repeats)]);
-        let clipped = "Rewards outside of reward.range that were accepted and will be clipped";
+        let clipped = "Accepted rewards outside of reward.range, which the learner clips";
         sheet.counters("rewards_clipped", clipped, [(none(), counts.clipped)]);
         self.http.write(&mut sheet);
-        let rejected = "Parameter files or messages that were rejected";
+        let rejected = "Rejected parameter files or messages";
         sheet.counters("params_rejected", rejected, [(none(), counts.params_rejected)]);
-        sheet.gauges("ready", "1 while queries are answered", [(none(), u64::from(ready))]);
+        sheet.gauges("ready", "1 if the router is ready to answer queries", [(none(), u64::from(ready))]);
         if let Some((delivered, lost)) = deliveries {
             let outcomes = [("delivered", delivered), ("lost", lost)];
             let outcomes = outcomes.map(|(outcome, number)| (DeliveryLabels { outcome }, number));
-            let of_accepted = "Events that the brokers have by now, or that could not be delivered in time";
+            let of_accepted = "Accepted events delivered to the brokers, or lost after the delivery timeout";
             sheet.counters("deliveries", of_accepted, outcomes);
         }
         let spaces = router.spaces();
-        sheet.counters("decisions", "Decisions, by the model that was drawn", counts.decisions(&spaces));
+        sheet.counters("decisions", "Decisions, by space and drawn model", counts.decisions(&spaces));
         let told = || spaces.iter().take(SPACES_MAX);
         let label = |by: &Compiled| SpaceLabels { space: by.space().to_string() };
         let versions = told().map(|by| (label(by), by.params().version));
@@ -277,7 +277,7 @@ impl Metrics {
         for by in told().filter(|by| by.params().created_ms > 0) {
             moments.get_or_create(&label(by)).set(by.params().created_ms as f64 / 1e3);
         }
-        sheet.seconds("params_timestamp", "When the parameters of each space were made, since 1970", moments);
+        sheet.seconds("params_timestamp", "Unix time at which the parameters of each space were created", moments);
         sheet.text()
     }
 }
@@ -299,7 +299,7 @@ impl Counts {
         SpacePoint { version: by.params().version, traffic: by.models().iter().map(number).collect() }
     }
 
-    /// Those of spaces and models beyond the limits are told together.
+    /// Spaces and models beyond the limits are aggregated.
     fn decisions(&self, spaces: &[Arc<Compiled>]) -> Vec<(ModelLabels, u64)> {
         let mut room = MODELS_MAX;
         let mut rows = Vec::new();

@@ -1,25 +1,25 @@
-//! How far the learner is behind its log files.
+//! Backlog of the log files.
 
 use serde::Serialize;
 
 use crate::engine::Side;
 
-/// Logs that are told one by one: those that most is left of.
+/// Maximum number of logs listed: those with the largest backlog.
 const LOGS_MAX: usize = 20;
 
-/// Bytes of log files that are not read yet.
+/// Unread bytes of log files.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Unread {
     /// Of all logs of queries.
     pub query_bytes: u64,
     /// Of all logs of rewards.
     pub reward_bytes: u64,
-    /// Logs that something is left of, and how much, the most first.
+    /// Logs with a backlog and its size, largest first.
     pub logs: Vec<(String, u64)>,
 }
 
 impl Unread {
-    /// What is left of these logs.
+    /// The backlog of these logs.
     pub fn of<'a>(logs: impl IntoIterator<Item = (Side, &'a str, u64)>) -> Self {
         let mut unread = Self::default();
         let mut left = Vec::new();

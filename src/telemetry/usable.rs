@@ -1,12 +1,12 @@
-//! Whether the learner can use what it reads. A producer with a wrong clock, unit or key makes most events late, orphaned or
-//! dead letters, and a learner that learns from nothing looks healthy otherwise.
+//! Detects that most events are unusable. A producer with a wrong clock, unit or key makes most events late, orphaned or
+//! dead letters, and a learner that learns nothing looks healthy otherwise.
 
 use crate::engine::Counts;
 
-/// How many events a share is taken of, at least.
+/// Minimum number of events for a share.
 const EVENTS_MIN: u64 = 200;
 
-/// From this share on it is worth a warning.
+/// Share above which a warning is logged.
 const SHARE_MAX: f64 = 0.5;
 
 /// The share of recent events that could not be used.
@@ -19,7 +19,7 @@ pub(super) struct Usable {
 }
 
 impl Usable {
-    /// Takes the counts of a moment into account; logs a warning when most events begin to be of no use.
+    /// Updates the share; logs a warning when most events become unusable.
     pub(super) fn note(&mut self, counts: &Counts) {
         let (queries, rewards) = (&counts.join.queries, &counts.join.rewards);
         let dead = counts.queries_dead + counts.rewards_dead;
@@ -41,8 +41,8 @@ impl Usable {
                 late = queries.late + rewards.late,
                 orphaned = rewards.orphaned,
                 dead,
-                "most recent events are late, orphaned or dead letters: check ts_ms (milliseconds since 1970), \
-                 request_id and the reasons of the dead letters"
+                "most recent events are unusable (late, orphaned or dead letters); check ts_ms (milliseconds since 1970), \
+                 request_id and the dead-letter reasons"
             );
         }
         (self.share, self.since) = (share, (read, unusable));

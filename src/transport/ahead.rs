@@ -1,8 +1,8 @@
-//! Logs read ahead of whoever merges them: a thread of its own reads, decompresses and decodes while another core learns.
+//! Read-ahead of logs: a thread reads, decompresses and decodes while another core learns.
 //!
-//! Each log goes to the thread and comes back with a batch of what it read. While that batch is used up, the thread is
-//! at the next one: at most two batches of a log are in memory. A log gives the very sequence that it would give if it
-//! were read in place, errors and end included, so the thread shows in nothing but the time.
+//! Each log moves to the thread and comes back with a batch of events. While the merge consumes that batch, the thread
+//! reads the next one: at most two batches of a log are in memory. The sequence of events, errors and end is the same as
+//! without read-ahead.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use super::Log;
 use super::file::{LogFile, place};
 use crate::merge::{Read, Source};
 
-/// The most bytes of events in a batch, and the most events: enough that handing it over costs nothing beside it.
+/// Limits of a batch, large enough that the transfer between threads costs little.
 const BATCH_BYTES: usize = 256 << 10;
 const BATCH_EVENTS: usize = 1024;
 
@@ -27,7 +27,7 @@ pub struct Reader {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A log that is to be read, and where it is sent back to.
+/// A log to read, and the channel to return it on.
 struct Job {
     log: LogFile,
     back: SyncSender<Batch>,
@@ -37,11 +37,11 @@ struct Job {
 struct Batch {
     reads: Vec<io::Result<Read>>,
     log: LogFile,
-    /// Whether there is more at once.
+    /// Whether more is available immediately.
     more: bool,
 }
 
-/// A log that is read ahead, from the first time that it is asked for something.
+/// A log that is read ahead, from its first read on.
 pub struct Ahead {
     reader: Arc<Reader>,
     path: PathBuf,
@@ -64,7 +64,7 @@ impl Reader {
         let (jobs, inbox) = channel::<Job>();
         let run = move || {
             for Job { log, back } in inbox {
-                // Whoever asked may have gone.
+                // The receiver may be gone.
                 let _ = back.send(Batch::read(log));
             }
         };
@@ -87,7 +87,7 @@ impl Drop for Reader {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // Whoever waited for it has been told that it panicked.
+            // A waiting reader has already got an error if it panicked.
             let _ = thread.join();
         }
     }
@@ -111,7 +111,7 @@ impl Batch {
 }
 
 impl Ahead {
-    /// Has the next batch read.
+    /// Requests the next batch.
     fn send(&mut self, log: LogFile) -> io::Result<()> {
         let (back, batch) = sync_channel(1);
         let sent = self.reader.jobs.as_ref().and_then(|jobs| jobs.send(Job { log, back }).ok());
@@ -119,7 +119,7 @@ impl Ahead {
         sent.ok_or_else(stopped)
     }
 
-    /// Takes the batch that was read, and has the next one read meanwhile.
+    /// Takes a batch and requests the next one.
     fn receive(&mut self, batch: Batch) -> io::Result<()> {
         let ended = matches!(batch.reads.last(), Some(Ok(Read::End)));
         self.reads = batch.reads.into_iter();
@@ -163,7 +163,7 @@ impl Log for Ahead {
 }
 
 fn stopped() -> io::Error {
-    io::Error::other("the thread that reads the logs has stopped")
+    io::Error::other("the log reader thread has stopped")
 }
 
 #[cfg(test)]

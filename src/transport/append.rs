@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use crate::files;
 
-/// A file of lines that are added in durable blocks. It is made when the first block comes.
+/// A file to which lines are appended in durable blocks. Created with the first block.
 pub struct Appender {
     path: PathBuf,
     file: Option<File>,
-    /// Length of the file up to which all is whole: what a failed attempt left beyond it is cut before the next.
+    /// Length of the complete blocks: the next attempt truncates what a failed one left beyond it.
     whole: u64,
-    /// Where it goes on in a next file, if it is one of several.
+    /// Size at which the file is rotated, if it is.
     rotate_bytes: Option<u64>,
 }
 
@@ -29,7 +29,7 @@ impl Appender {
         Self { path: number(last.unwrap_or(1)), file: None, whole: 0, rotate_bytes: Some(rotate_bytes) }
     }
 
-    /// Cuts the file back to `bytes`; how long it was. One that is shorter already stays as it is.
+    /// Truncates the file to `bytes`, if it is longer; returns its previous length.
     pub fn cut(&mut self, bytes: u64) -> io::Result<u64> {
         let length = match std::fs::metadata(&self.path) {
             Ok(metadata) => metadata.len(),
@@ -47,7 +47,7 @@ impl Appender {
         Ok(length)
     }
 
-    /// Adds whole lines, durably: all of them or, if it fails, none. It can be tried again.
+    /// Appends complete lines durably, all or none. Can be retried.
     pub fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         if lines.is_empty() {
             return Ok(());
@@ -67,7 +67,7 @@ impl Appender {
         }
         let added = file.write_all(lines).and_then(|()| file.sync_data());
         if let Err(error) = added {
-            // At once where that works: on a full disk others need the room.
+            // Best effort: on a full disk others need the space.
             let _ = file.set_len(self.whole);
             return Err(error);
         }
@@ -84,7 +84,7 @@ impl Appender {
     }
 }
 
-/// Opens a file at its end; a line that was torn by a crash is ended.
+/// Opens a file at its end; terminates a line that a crash left incomplete.
 fn open(path: &Path) -> io::Result<File> {
     let parent = files::parent(path);
     std::fs::create_dir_all(parent)?;

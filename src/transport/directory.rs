@@ -57,7 +57,7 @@ struct Skipped {
 }
 
 impl Directory {
-    /// The logs of `dir`, which are resumed from `positions`. What is missing of them is counted in `facts`.
+    /// The logs of `dir`, resumed from `positions`. Gaps are counted in `facts`.
     pub fn new(
         dir: &Path,
         parser: Arc<Parser>,
@@ -69,15 +69,15 @@ impl Directory {
         Self { dir: dir.to_owned(), parser, at_end, facts, waiting: positions, logs, seen, skipped }
     }
 
-    /// Makes the directories that are not there.
+    /// Creates missing directories.
     pub fn create(&self) -> io::Result<()> {
         [Side::Query, Side::Reward]
             .into_iter()
             .try_for_each(|side| std::fs::create_dir_all(self.dir.join(folder(side))))
     }
 
-    /// Looks for what is new: adds logs, wakes those that have changed, follows those that were renamed or compressed.
-    /// Fails only where the directory itself cannot be read; a file that cannot be is skipped.
+    /// Scans for changes: adds logs, wakes changed ones, tracks renamed and compressed ones. Fails only if the directory
+    /// itself cannot be read; unreadable files are skipped.
     pub fn scan(&mut self, merge: &mut Merge<LogFile>) -> io::Result<()> {
         let mut files = self.list(Side::Query)?;
         files.extend(self.list(Side::Reward)?);
@@ -99,7 +99,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Bytes of each log that are not read yet, by what its file was like at the last scan.
+    /// Unread bytes of each log, as of the last scan.
     pub fn unread(&self, merge: &Merge<LogFile>) -> Vec<(Side, &str, u64)> {
         let bytes = |log: &Followed| {
             let length = log.stamp.map_or(0, |stamp| stamp.length);
@@ -108,7 +108,7 @@ impl Directory {
         self.logs.iter().map(|(name, log)| (log.side, name.as_str(), bytes(log))).collect()
     }
 
-    /// Files that are skipped, with what is wrong with them.
+    /// Skipped files, with their problems.
     pub fn skipped(&self, merge: &Merge<LogFile>) -> BTreeMap<String, String> {
         let shown = |path: &Path, skip: &Skip| (path.display().to_string(), skip.problem.clone());
         let of_log = |log: &Followed| Some(shown(&log.path, merge.source(log.index)?.skip()?));
@@ -116,7 +116,7 @@ impl Directory {
         logs.chain(self.skipped.iter().map(|(path, skipped)| shown(path, &skipped.skip))).collect()
     }
 
-    /// Positions whose files are gone.
+    /// Positions whose files are missing.
     pub fn missing(&self) -> impl Iterator<Item = &str> {
         self.waiting.keys().map(String::as_str)
     }
@@ -162,7 +162,7 @@ impl Directory {
                 log = name.as_str(),
                 bytes,
                 length,
-                "a log is shorter than what was read of it: reading resumes at its end, what is missing is a gap"
+                "log file was truncated below the read position; resuming at its end, the missing bytes are a gap"
             );
             self.facts.log_gap(bytes);
             position.cut_to(length);
@@ -225,7 +225,7 @@ impl Directory {
             let missed = !listing.holds(&log.path, name);
             let there = !(std::mem::replace(&mut log.missed, missed) && missed);
             if !there {
-                tracing::info!(log = name.as_str(), "the file is gone: its position is forgotten");
+                tracing::info!(log = name.as_str(), "log file was deleted; dropped its position");
                 merge.forget(log.index);
             }
             there
@@ -247,7 +247,7 @@ impl Directory {
             match self.look(side, &path, base) {
                 Ok(found) => {
                     if self.skipped.remove(&path).is_some() {
-                        tracing::info!(?path, "a file of the log directory can be read again");
+                        tracing::info!(?path, "file in the log directory is readable again");
                     }
                     files.extend(found);
                 }
@@ -268,10 +268,10 @@ impl Directory {
     fn skip(&mut self, path: &Path, error: &io::Error) {
         let (stamps, before) = (stamps(path), self.skipped.get(path));
         let skip = Skip::new(error, before.map(|skipped| &skipped.skip));
-        // A retry that fails as before is no news.
+        // A retry that fails in the same way is not logged again.
         if before.is_none_or(|before| before.stamps != stamps || before.skip.problem != skip.problem) {
             let problem = skip.problem.as_str();
-            tracing::warn!(?path, problem, "a file of the log directory is skipped until it changes");
+            tracing::warn!(?path, problem, "cannot read a file in the log directory; skipping it until it changes");
         }
         self.skipped.insert(path.to_owned(), Skipped { skip, stamps });
     }

@@ -24,11 +24,11 @@ use crate::wire::events::{Bad, Parser};
 pub enum AtEnd {
     /// The log is complete, and so is its last line.
     Complete,
-    /// The log is complete for now; a last line without its end is left for another time.
+    /// Stop at the current end; a last line without a newline is left unread.
     Stop,
-    /// More may come; after `idle` without any, nobody waits for it.
+    /// Keep reading; after `idle` without growth, the merge stops waiting for this file.
     Follow {
-        /// How long it is waited for.
+        /// How long the merge waits.
         idle: Duration,
     },
 }
@@ -68,7 +68,7 @@ impl Skip {
     /// After this error; `before` is why it was skipped until now.
     pub fn new(error: &io::Error, before: Option<&Self>) -> Self {
         let longer = before.and_then(|skip| skip.pause).map_or(SKIP_MIN, |pause| (2 * pause).min(SKIP_MAX));
-        // What the system does not blame is the content, which stays what it is until somebody writes the file.
+        // Other errors are caused by the content, which stays the same until the file is written.
         let pause = error.raw_os_error().map(|_| longer);
         Self { problem: error.to_string(), pause, since: Instant::now() }
     }
@@ -83,7 +83,7 @@ impl Skip {
 const SKIP_MIN: Duration = Duration::from_secs(1);
 const SKIP_MAX: Duration = Duration::from_secs(60);
 
-/// A reader of a growing log returns after so many bytes without an event, so that it can be stopped.
+/// Number of bytes without an event after which a reader returns, so that it can be stopped.
 const BUDGET_BYTES: usize = 16 << 20;
 
 /// An open file, and the beginning of a line whose end has not come yet.
@@ -192,7 +192,7 @@ impl LogFile {
         Ok(times.into_iter().min())
     }
 
-    /// Goes on in a file of another name, or another compression, that holds the same.
+    /// Continues in a renamed or compressed file with the same content.
     pub fn move_to(&mut self, path: &Path) {
         self.path = path.to_owned();
         (self.lines, self.passed) = (None, 0);
@@ -263,7 +263,7 @@ impl LogFile {
         let mut file = files::open(&self.path)?;
         if self.print.is_some() {
             if fingerprint_of(file.try_clone()?, &self.path, self.at_end)? != self.print {
-                return Err(io::Error::new(io::ErrorKind::NotFound, "another file has taken its name"));
+                return Err(io::Error::new(io::ErrorKind::NotFound, "another file replaced it"));
             }
             file.rewind()?;
         }
@@ -287,17 +287,17 @@ impl LogFile {
         Ok(Read::Event(Sourced { input, start, end: self.start, line: self.line, origin: None }))
     }
 
-    /// Whether reading cannot go on without this file: it was asked for by name, or others would fail alike.
+    /// Whether the error is fatal: the file was requested by name, or other files would fail in the same way.
     fn is_fatal(&self, error: &io::Error) -> bool {
         self.at_end == AtEnd::Complete || files::is_exhausted(error)
     }
 
-    /// Skips the file. That is reported once, however often it is tried again.
+    /// Skips the file. Logged once, not for every retry.
     fn skip_after(&mut self, error: &io::Error) -> Read {
         let skip = Skip::new(error, self.skip.as_ref());
         if self.skip.as_ref().is_none_or(|before| before.problem != skip.problem) {
             let (path, line) = (&self.path, self.line);
-            tracing::warn!(?path, line, problem = skip.problem, "a log cannot be read: it is skipped until it changes");
+            tracing::warn!(?path, line, problem = skip.problem, "cannot read log file; skipping it until it changes");
             if is_shorter(error) {
                 self.facts.log_gap(0);
             }
@@ -334,7 +334,7 @@ impl Source for LogFile {
         match self.advance() {
             Ok(read) => {
                 if self.skip.is_some() && read != Read::Pending {
-                    tracing::info!(path = ?self.path, "a log can be read again");
+                    tracing::info!(path = ?self.path, "log file is readable again");
                     self.skip = None;
                 }
                 Ok(read)
@@ -345,7 +345,7 @@ impl Source for LogFile {
                 Ok(read)
             }
             Err(error) => {
-                // A decoder that failed, or a line of which a part was read, cannot be resumed: the line is read anew.
+                // A failed decoder or a partly read line cannot be resumed: the line is read again.
                 self.lines = None;
                 if self.is_fatal(&error) {
                     let place = format!("{:?}, after line {}: {error}", self.path, self.line);
@@ -376,7 +376,7 @@ impl Lines {
         } else {
             if file.metadata()?.len() < start {
                 // A log that is followed gets another position when its directory is next listed.
-                let cut = io::Error::new(io::ErrorKind::NotFound, "the file was cut");
+                let cut = io::Error::new(io::ErrorKind::NotFound, "the file was truncated");
                 return Err(if at_end == AtEnd::Complete { shorter(start) } else { cut });
             }
             file.seek(SeekFrom::Start(start))?;
@@ -443,14 +443,14 @@ fn extension(path: &Path) -> Option<&str> {
     path.extension().and_then(|extension| extension.to_str())
 }
 
-/// Whether a file may still be being written (compressed), or was just taken away.
+/// Whether a compressed file may still be written, or was just removed.
 fn is_torn(error: &io::Error, at_end: AtEnd) -> bool {
     at_end != AtEnd::Complete && matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound)
 }
 
-/// The file holds less than was read of it.
+/// The file is shorter than its read position.
 #[derive(Debug, thiserror::Error)]
-#[error("the file is shorter than the {0} bytes that were read of it: put it back, or rebuild the store by replay")]
+#[error("the file is shorter than its read position of {0} bytes: restore the file, or rebuild the store by replay")]
 struct Shorter(u64);
 
 fn shorter(start: u64) -> io::Error {
@@ -587,7 +587,7 @@ mod tests {
             let (_directory, path) = file(name, bytes);
             let position = Position { floor: 100, ..Position::default() };
             let error = log(&path, AtEnd::Complete, Some(&position)).0.read().unwrap_err();
-            assert!(error.to_string().contains("shorter than the 100 bytes"), "{error}");
+            assert!(error.to_string().contains("shorter than its read position of 100 bytes"), "{error}");
             let facts = Arc::new(Facts::default());
             let (mut followed, _) = log(&path, AtEnd::Follow { idle: Duration::ZERO }, Some(&position));
             followed = followed.with_facts(facts.clone());

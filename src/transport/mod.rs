@@ -1,4 +1,4 @@
-//! Where events come from and where results go.
+//! Transports: sources of events and destinations of results.
 
 pub mod ahead;
 pub mod append;
@@ -19,21 +19,21 @@ use crate::engine::DeadLetter;
 use crate::event::{Name, excerpt};
 use crate::merge::{MergeState, Origin, Source};
 
-/// A log that can say where in it an event is.
+/// A log that can describe the position of an event.
 pub trait Log: Source<Error = io::Error> {
-    /// The place of the event that begins at `start`, in line `line`.
+    /// The position of the event that starts at `start`, in line `line`.
     fn place(&self, start: u64, line: u64) -> Value;
 }
 
-/// Where bad events and parameters go.
+/// Destination of dead letters and parameters.
 pub trait Outlet: Send {
-    /// Keeps bad events; when it returns they are durable.
+    /// Writes dead letters durably.
     fn dead_letters(&mut self, letters: &[Letter]) -> anyhow::Result<()>;
 
-    /// Whether it takes parameters.
+    /// Whether it publishes parameters.
     fn publishes(&self) -> bool;
 
-    /// Publishes the parameters of spaces; when it returns they are durable.
+    /// Publishes the parameters of spaces durably.
     fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> anyhow::Result<()>;
 
     /// A snapshot with these positions is durable.
@@ -58,36 +58,36 @@ impl<T: Outlet> Outlet for Arc<Mutex<T>> {
     }
 }
 
-/// Locks what is only ever replaced, taken or added to in single steps: whoever panicked left nothing half done.
+/// Locks a value that is only replaced, taken or extended in single steps, so a panic leaves it consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A bad event, with where it was and when it was met.
+/// A dead letter with its source position and time.
 pub struct Letter {
-    /// The event and what was wrong with it.
+    /// The event and the reason.
     pub letter: DeadLetter,
-    /// Where it was.
+    /// Its source position.
     pub place: Value,
-    /// What came with it.
+    /// Metadata of its record.
     pub origin: Option<Box<Origin>>,
-    /// When it was met, in milliseconds since 1970.
+    /// When it was read, in milliseconds since 1970.
     pub time_ms: u64,
 }
 
-/// Bytes of a letter's detail: enough for what is wrong and an excerpt of the event.
+/// Maximum length of the detail: enough for the problem and an excerpt of the event.
 const DETAIL_BYTES_MAX: usize = 512;
 
-/// Memory that a letter takes besides its event and what came with it: mostly its place, as a JSON object.
+/// Memory of a letter besides its event and metadata: mostly its position, as a JSON object.
 const LETTER_MEMORY_BYTES: usize = 1024;
 
 impl Letter {
-    /// What was wrong, at a bounded length.
+    /// The problem, truncated to a bounded length.
     pub fn detail(&self) -> String {
         excerpt(&self.letter.bad.to_string(), DETAIL_BYTES_MAX).into_owned()
     }
 
-    /// Memory that it takes until it is durable.
+    /// Memory that it uses until it is durable.
     pub fn memory_bytes(&self) -> usize {
         let of_origin = |origin: &Origin| {
             origin.key.as_ref().map_or(0, Vec::len) + origin.traceparent.as_ref().map_or(0, String::len)

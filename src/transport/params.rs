@@ -1,4 +1,4 @@
-//! What leaves by files: parameters, one file a space, each replaced as a whole; and bad events.
+//! File output: parameters, one atomically replaced file per space; and dead letters.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use crate::wire::params;
 pub struct ParamsDir(PathBuf);
 
 impl ParamsDir {
-    /// The parameters in `dir`, which is made when there are some.
+    /// The parameters in `dir`, which the first publication creates.
     pub fn new(dir: &Path) -> Self {
         Self(dir.to_owned())
     }
 
-    /// What was last published of every space, as far as it can be read.
+    /// The newest readable parameters of every space.
     pub fn published(&self) -> Vec<Params> {
         // Before the first publication there is no directory.
         let entries = std::fs::read_dir(&self.0).into_iter().flatten();
@@ -36,13 +36,13 @@ impl ParamsDir {
         match params::decode(&bytes) {
             Ok(params) => Some(params),
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "published parameters cannot be read and are replaced");
+                tracing::warn!(path = %path.display(), %error, "published parameters are invalid; they will be replaced");
                 None
             }
         }
     }
 
-    /// Replaces what is published of a space. A reader sees the old or the new, never a part.
+    /// Atomically replaces the published parameters of a space.
     pub fn publish(&self, space: &Name, bytes: &[u8]) -> io::Result<()> {
         failpoint::reach("before-publish");
         let path = self.path(space);
@@ -64,9 +64,9 @@ impl ParamsDir {
     }
 }
 
-/// Files: bad events as lines, parameters as one file a space.
+/// File output: dead letters as lines, parameters as one file per space.
 pub struct Files {
-    /// Bad events.
+    /// Dead letters.
     pub dead_letters: Appender,
     /// Parameters, if they are published.
     pub params: Option<ParamsDir>,

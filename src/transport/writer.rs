@@ -1,8 +1,8 @@
-//! Events that a router writes: decisions and rewards, into segments of the file transport or into topics.
+//! Writes a router's events, decisions and rewards, to segments of the file transport or to topics.
 //!
-//! A caller hands an event over and waits until it is accepted. The queue is bounded; what happens when it is full is the
-//! caller's choice. An event in a file is accepted when the system has it: no request waits for the disk. Another thread
-//! syncs what was written, so that a loss of power takes no more than the last [`SYNC_EVERY`].
+//! A caller submits an event and waits until it is accepted. The queue is bounded; the caller decides what to do when it is
+//! full. An event in a file is accepted once the operating system has it: no request waits for the disk. Another thread
+//! syncs the files, so a power failure loses at most the last [`SYNC_EVERY`].
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -21,13 +21,13 @@ use crate::engine::Side;
 use crate::event::Name;
 use crate::files;
 
-/// How long what was written waits at most until it is synced to disk.
+/// Maximum time until written events are synced to disk.
 pub const SYNC_EVERY: Duration = Duration::from_secs(1);
 
-/// A segment is followed by the next after so many bytes.
+/// Size at which a segment is rotated.
 const SEGMENT_BYTES: u64 = 64 << 20;
 
-/// The most events written by one call to the system.
+/// Maximum number of events per write call.
 const TOGETHER_MAX: usize = 1024;
 
 /// An event, as it is written.
@@ -62,7 +62,7 @@ impl EventWriter {
         }
     }
 
-    /// What became of events after they were accepted, where that is known: delivered, and lost.
+    /// Numbers of accepted events that were delivered and lost, where known.
     pub fn deliveries(&self) -> Option<(u64, u64)> {
         match self {
             Self::Files(_) => None,
@@ -70,7 +70,7 @@ impl EventWriter {
         }
     }
 
-    /// Waits until all that was accepted is written or delivered; nothing is accepted any more.
+    /// Stops accepting events and waits until all accepted ones are written or delivered.
     pub fn drain(&self) -> anyhow::Result<()> {
         match self {
             Self::Files(files) => files.finish(),
@@ -81,7 +81,7 @@ impl EventWriter {
 
 /// Events on their way to files, which a thread writes.
 pub struct FileWriter {
-    /// Gone when nothing is accepted any more.
+    /// `None` once no more events are accepted.
     queue: Mutex<Option<mpsc::Sender<Handed>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -95,11 +95,11 @@ struct Handed {
 /// Why an event was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum NotWritten {
-    /// Too many wait already.
-    #[error("the queue of events is full")]
+    /// The queue is full.
+    #[error("the event queue is full")]
     Full,
     /// It cannot be written.
-    #[error("events cannot be written: {0}")]
+    #[error("cannot write events: {0}")]
     Failed(String),
 }
 
@@ -119,7 +119,7 @@ impl FileWriter {
     /// Writes lines, each with its end; returns when the system has them. If it fails, some of several may be there.
     async fn write(&self, side: Side, line: Vec<u8>) -> Result<(), NotWritten> {
         let (done, written) = oneshot::channel();
-        let stopped = || NotWritten::Failed("the writer has stopped".to_owned());
+        let stopped = || NotWritten::Failed("the event writer has stopped".to_owned());
         let queue = lock(&self.queue).clone().ok_or_else(stopped)?;
         queue.try_send(Handed { side, line, done }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => NotWritten::Full,
@@ -138,7 +138,7 @@ impl FileWriter {
     fn finish(&self) -> anyhow::Result<()> {
         drop(lock(&self.queue).take());
         let mut threads = std::mem::take(&mut *lock(&self.threads)).into_iter();
-        threads.try_for_each(|thread| thread.join().map_err(|_| anyhow::anyhow!("the writer of events panicked")))
+        threads.try_for_each(|thread| thread.join().map_err(|_| anyhow::anyhow!("the event writer thread panicked")))
     }
 }
 
@@ -183,7 +183,7 @@ struct Segments {
 struct Segment {
     path: PathBuf,
     file: File,
-    /// Whether it was handed over to be synced, and was not yet.
+    /// Whether it is queued for a sync.
     waits: AtomicBool,
     /// Whether its name is durable.
     is_listed: AtomicBool,
@@ -209,7 +209,7 @@ impl Segments {
         let whole = memchr::memrchr(b'\n', &lines[..written]).map_or(0, |end| end + 1);
         self.length += whole as u64;
         if whole > 0 && !segment.waits.swap(true, Ordering::Relaxed) {
-            // Nobody syncs any more when the process ends.
+            // Fails only when the process ends.
             let _ = self.unsynced.send(segment.clone());
         }
         if written > whole {
@@ -275,7 +275,7 @@ fn sync_at_intervals<T>(unsynced: &std_mpsc::Receiver<T>, every: Duration, sync:
         let problem = all.iter().filter_map(|segment| sync(segment).err()).last();
         match &problem {
             Some(error) if !fails => {
-                tracing::error!(%error, "events cannot be synced to disk: a loss of power would lose them")
+                tracing::error!(%error, "cannot sync events to disk; a power failure would lose them")
             }
             None if fails => tracing::info!("events are synced to disk again"),
             _ => {}

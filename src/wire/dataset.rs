@@ -38,7 +38,7 @@ pub struct Dataset {
     pub candidates: Option<Candidates>,
     /// How far each model's similarities spread within a query.
     pub similarity_scale: Option<Vec<f64>>,
-    /// What is known of each query but its embedding; empty where there is no text beside the tensors.
+    /// Text and category of each query; empty without a text file.
     pub labels: Vec<Label>,
 }
 
@@ -70,7 +70,7 @@ pub enum BadDataset {
     /// Not a safetensors file.
     #[error("not a safetensors file: {0}")]
     Container(#[from] safetensors::SafeTensorError),
-    /// A metadata entry has a value that it cannot have.
+    /// A metadata entry has an invalid value.
     #[error("metadata {key}: {problem}")]
     Metadata {
         /// The entry.
@@ -78,7 +78,7 @@ pub enum BadDataset {
         /// What is wrong with it.
         problem: String,
     },
-    /// A tensor is missing, or not what it must be.
+    /// A tensor is missing or invalid.
     #[error("tensor {name}: {problem}")]
     Tensor {
         /// Its name.
@@ -86,7 +86,7 @@ pub enum BadDataset {
         /// What is wrong with it.
         problem: String,
     },
-    /// The lines of text do not fit the tensors.
+    /// The lines of text do not match the tensors.
     #[error("queries.tsv{}: {problem}", line.map(|line| format!(", line {line}")).unwrap_or_default())]
     Text {
         /// Where, counted from 1.
@@ -136,19 +136,20 @@ pub fn decode(bytes: &[u8], text: Option<&str>) -> Result<Dataset, BadDataset> {
     let (_, header) = SafeTensors::read_metadata(bytes)?;
     let (shape, mut queries) = floats32(&required(&tensors, "query")?, "query")?;
     let &[n, dim] = &shape[..] else {
-        return Err(unfit("query", &shape, "n, d: a row for each query"));
+        return Err(unfit("query", &shape, "[n, d]: one row per query"));
     };
     if n == 0 || dim == 0 {
-        return Err(unfit("query", &shape, "n, d, both above 0"));
+        return Err(unfit("query", &shape, "[n, d] with n, d > 0"));
     }
     normalise(&mut queries, dim)?;
     let (shape, expected_rewards) = floats(&required(&tensors, "expected_reward")?, "expected_reward")?;
     let models = match &shape[..] {
         &[rows, m] if rows == n && m > 0 => m,
-        _ => return Err(unfit("expected_reward", &shape, &format!("{n}, M: a row for each query of tensor query"))),
+        _ => return Err(unfit("expected_reward", &shape, &format!("[{n}, M]: one row per query"))),
     };
     if let Some(at) = expected_rewards.iter().position(|r| !(0.0..=1.0).contains(r)) {
-        let problem = format!("{} in row {}: expected rewards are from 0 to 1", expected_rewards[at], at / models);
+        let problem =
+            format!("row {} has {}: expected rewards must be between 0 and 1", at / models, expected_rewards[at]);
         return Err(BadDataset::Tensor { name: "expected_reward", problem });
     }
     let names = header.metadata().as_ref().and_then(|metadata| metadata.get("models"));
@@ -168,15 +169,15 @@ fn names_of(text: Option<&str>, models: usize) -> Result<Vec<Name>, BadDataset> 
     let bad = |problem: String| BadDataset::Metadata { key: "models", problem };
     let names: Vec<String> = match text {
         Some(text) => {
-            serde_json::from_str(text).map_err(|e| bad(format!("{text:?} is no JSON array of names: {e}")))?
+            serde_json::from_str(text).map_err(|e| bad(format!("{text:?} is not a JSON array of names: {e}")))?
         }
         None => (1..=models).map(|m| format!("model-{m}")).collect(),
     };
     if names.len() != models {
-        return Err(bad(format!("{} names, but expected_reward has {models} columns", names.len())));
+        return Err(bad(format!("has {} names, but expected_reward has {models} columns", names.len())));
     }
     if let Some(name) = names.iter().enumerate().find_map(|(i, name)| names[..i].contains(name).then_some(name)) {
-        return Err(bad(format!("{name} is there twice")));
+        return Err(bad(format!("{name} is listed twice")));
     }
     names.into_iter().map(|name| Name::try_from(name).map_err(|e| bad(e.to_string()))).collect()
 }
@@ -189,11 +190,11 @@ fn candidates(tensors: &SafeTensors, n: usize, models: usize) -> Result<Option<C
     let offsets = integers(&required(tensors, parts[0])?, parts[0])?;
     let (shape, rewards) = floats(&required(tensors, parts[1])?, parts[1])?;
     let &[count] = &shape[..] else {
-        return Err(unfit(parts[1], &shape, "c: a label for each candidate"));
+        return Err(unfit(parts[1], &shape, "[c]: one label per candidate"));
     };
     let sound = offsets.len() == n + 1 && offsets[0] == 0 && offsets[n] == count && offsets.is_sorted();
     if !sound {
-        let problem = format!("expected {} numbers that rise from 0 to {count}, the candidates' number", n + 1);
+        let problem = format!("must be {} increasing numbers from 0 to {count}, the number of candidates", n + 1);
         return Err(BadDataset::Tensor { name: parts[0], problem });
     }
     let similarities = of_shape(tensors, parts[2], &[count, models])?;
@@ -212,12 +213,12 @@ fn labels(text: &str, n: usize) -> Result<Vec<Label>, BadDataset> {
                 text: text.to_owned(),
                 category: category.filter(|category| !category.is_empty()).map(str::to_owned),
             }),
-            _ => Err(bad("expected id, tab, text, and optionally tab, category")),
+            _ => Err(bad("expected tab-separated id, text and optionally category")),
         }
     };
     let mut labels = text.lines().enumerate().map(label).collect::<Result<Vec<Label>, _>>()?;
     if labels.len() != n {
-        let problem = format!("{} lines for {n} queries: expected a line for each", labels.len());
+        let problem = format!("has {} lines for {n} queries: expected one line per query", labels.len());
         return Err(BadDataset::Text { line: None, problem });
     }
     if labels.iter().all(|label| label.category.is_none()) {
@@ -233,7 +234,7 @@ fn normalise(queries: &mut [f32], dim: usize) -> Result<(), BadDataset> {
     for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
         let norm = query.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         if norm == 0.0 {
-            let problem = format!("row {i} is zero: it has no direction");
+            let problem = format!("row {i} is the zero vector, which has no direction");
             return Err(BadDataset::Tensor { name: "query", problem });
         }
         query.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
@@ -289,7 +290,7 @@ fn integers(view: &TensorView, name: &'static str) -> Result<Vec<usize>, BadData
         Dtype::U64 => words(view).iter().map(|&bytes| u64::from_le_bytes(bytes).try_into().ok()).collect(),
         other => return Err(mistyped(name, other, "I32, I64, U32 or U64")),
     };
-    let problem = || "a number is below 0".to_owned();
+    let problem = || "contains a negative number".to_owned();
     values.ok_or_else(|| BadDataset::Tensor { name, problem: problem() })
 }
 
@@ -298,11 +299,11 @@ fn words<'a, const SIZE: usize>(view: &TensorView<'a>) -> &'a [[u8; SIZE]] {
 }
 
 fn mistyped(name: &'static str, found: Dtype, expected: &str) -> BadDataset {
-    BadDataset::Tensor { name, problem: format!("is of {found:?}, expected {expected}") }
+    BadDataset::Tensor { name, problem: format!("has type {found:?}, expected {expected}") }
 }
 
 fn check_finite(name: &'static str, finite: bool) -> Result<(), BadDataset> {
-    let problem = || "not all values are finite".to_owned();
+    let problem = || "contains a number that is not finite".to_owned();
     if finite { Ok(()) } else { Err(BadDataset::Tensor { name, problem: problem() }) }
 }
 
@@ -376,18 +377,26 @@ mod tests {
         for (name, replacement, expected) in [
             ("query", None, "tensor query: missing"),
             ("expected_reward", None, "tensor expected_reward: missing"),
-            ("query", Some(f32s("query", &[4], &[1.0; 4])), "shape [4], expected n, d"),
-            ("query", Some(f32s("query", &[2, 2], &[1.0, 1.0, 0.0, 0.0])), "tensor query: row 1 is zero"),
-            ("query", Some(f32s("query", &[2, 2], &[1.0, f32::NAN, 0.0, 0.0])), "tensor query: not all values"),
-            ("query", Some(f32s("query", &[0, 2], &[])), "both above 0"),
-            ("query", Some(i32s("query", &[2, 2], &[1; 4])), "tensor query: is of I32, expected F32 or F64"),
-            ("expected_reward", Some(f32s("expected_reward", &[3, 2], &long)), "expected 2, M"),
-            ("expected_reward", Some(f32s("expected_reward", &[2, 2], &[0.5, 0.5, 1.5, 0.5])), "1.5 in row 1"),
-            ("expected_reward", Some(f32s("expected_reward", &[2, 4], &wide)), "models: 2 names"),
+            ("query", Some(f32s("query", &[4], &[1.0; 4])), "shape [4], expected [n, d]"),
+            ("query", Some(f32s("query", &[2, 2], &[1.0, 1.0, 0.0, 0.0])), "tensor query: row 1 is the zero vector"),
+            (
+                "query",
+                Some(f32s("query", &[2, 2], &[1.0, f32::NAN, 0.0, 0.0])),
+                "tensor query: contains a number that is not finite",
+            ),
+            ("query", Some(f32s("query", &[0, 2], &[])), "with n, d > 0"),
+            ("query", Some(i32s("query", &[2, 2], &[1; 4])), "tensor query: has type I32, expected F32 or F64"),
+            ("expected_reward", Some(f32s("expected_reward", &[3, 2], &long)), "expected [2, M]"),
+            ("expected_reward", Some(f32s("expected_reward", &[2, 2], &[0.5, 0.5, 1.5, 0.5])), "row 1 has 1.5"),
+            ("expected_reward", Some(f32s("expected_reward", &[2, 4], &wide)), "models: has 2 names"),
             ("top1_reward", Some(f32s("top1_reward", &[2], &[0.5; 2])), "tensor top1_reward: has shape [2]"),
             ("candidate_offsets", None, "tensor candidate_offsets: missing"),
-            ("candidate_offsets", Some(i32s("candidate_offsets", &[3], &[0, 2, 1])), "3 numbers that rise from 0 to 3"),
-            ("candidate_offsets", Some(i32s("candidate_offsets", &[3], &[0, -1, 3])), "below 0"),
+            (
+                "candidate_offsets",
+                Some(i32s("candidate_offsets", &[3], &[0, 2, 1])),
+                "3 increasing numbers from 0 to 3",
+            ),
+            ("candidate_offsets", Some(i32s("candidate_offsets", &[3], &[0, -1, 3])), "contains a negative number"),
             ("candidate_offsets", Some(f32s("candidate_offsets", &[3], &[0.0; 3])), "expected I32, I64"),
             ("candidate_reward", None, "tensor candidate_reward: missing"),
             ("candidate_similarity", None, "tensor candidate_similarity: missing"),
@@ -398,14 +407,14 @@ mod tests {
             assert!(error.contains(expected), "{name}: {error}");
         }
         for (models, expected) in
-            [("[\"a\"]", "1 names"), ("a,b", "no JSON array"), ("[\"a\",\"a\"]", "a is there twice")]
+            [("[\"a\"]", "has 1 names"), ("a,b", "not a JSON array"), ("[\"a\",\"a\"]", "a is listed twice")]
         {
             let error = decode(&file(&tensors(), Some(models)), None).unwrap_err().to_string();
             assert!(error.starts_with("metadata models") && error.contains(expected), "{error}");
         }
         for (text, expected) in [
-            ("a\tone", "queries.tsv: 1 lines for 2 queries"),
-            ("a\tone\nb", "queries.tsv, line 2: expected id, tab, text"),
+            ("a\tone", "queries.tsv: has 1 lines for 2 queries"),
+            ("a\tone\nb", "queries.tsv, line 2: expected tab-separated id, text"),
             ("a\tone\tx\ty\nb\ttwo", "line 1"),
         ] {
             let error = decode(&file(&tensors(), None), Some(text)).unwrap_err().to_string();

@@ -1,10 +1,10 @@
-//! An envelope around saved state: what it is, which version of the format, and a checksum over all of it.
+//! Envelope of saved state: its kind, format version and checksum.
 //!
 //! ```text
 //! "POINTSMN" | kind: u16 | version: u16 | length of payload: u64 | payload | xxh3 of all before: u64    little-endian
 //! ```
 //!
-//! The payload is bincode, whose project has ended: the envelope is what lets another encoding follow it.
+//! The payload is bincode. bincode is unmaintained; the envelope permits a later change of the encoding.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -14,8 +14,8 @@ use xxhash_rust::xxh3::xxh3_64;
 const MAGIC: &[u8; 8] = b"POINTSMN";
 const HEAD: usize = MAGIC.len() + 2 + 2 + 8;
 
-/// The most that a payload may make the decoder allocate; no state of a sane configuration comes near. Short payloads have
-/// lower limits, some 256 times their length: a length in their first bytes must not cost gigabytes.
+/// Limit on the decoder's allocations, far above any real state. Short payloads have lower limits, about 256 times their
+/// length: a wrong length field must not allocate gigabytes.
 const DECODED_MAX: usize = 1 << 34;
 
 /// What an envelope holds.
@@ -35,11 +35,11 @@ pub enum Kind {
 /// Why an envelope cannot be opened.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Damaged {
-    /// It does not begin like an envelope.
-    #[error("these are not bytes that pointsman saved")]
+    /// The magic number is missing.
+    #[error("the data was not written by pointsman")]
     Foreign,
-    /// It holds something else.
-    #[error("this holds kind {found}, expected {expected}")]
+    /// It is of another kind.
+    #[error("the data is of kind {found}, expected kind {expected}")]
     Kind {
         /// What it holds.
         found: u16,
@@ -47,15 +47,15 @@ pub enum Damaged {
         expected: u16,
     },
     /// It was written by a newer version.
-    #[error("format version {found} is newer than this program reads ({newest}): upgrade pointsman")]
+    #[error("the data has format version {found}, but this version reads up to {newest}: upgrade pointsman")]
     Newer {
         /// Its version.
         found: u16,
         /// The newest known.
         newest: u16,
     },
-    /// Its bytes were cut or changed.
-    #[error("the bytes are damaged: {0}")]
+    /// Its bytes were truncated or changed.
+    #[error("the data is damaged: {0}")]
     Corrupt(String),
 }
 
@@ -72,13 +72,16 @@ pub fn seal<T: Serialize>(kind: Kind, version: u16, value: &T) -> Vec<u8> {
     bytes
 }
 
-/// Opens an envelope and gives the version it was written in with what `decode` makes of the payload.
+/// Opens an envelope; returns its format version and payload.
 pub fn open(kind: Kind, newest: u16, bytes: &[u8]) -> Result<(u16, &[u8]), Damaged> {
     let head = bytes.get(..HEAD).filter(|head| head.starts_with(MAGIC)).ok_or(Damaged::Foreign)?;
     let (body, checksum) = bytes.split_last_chunk::<8>().ok_or(Damaged::Foreign)?;
     let length = u64::from_le_bytes(head[12..20].try_into().expect("eight bytes"));
     if body.len() < HEAD || (body.len() - HEAD) as u64 != length {
-        return Err(Damaged::Corrupt(format!("{} bytes, not the {length} it announces", bytes.len())));
+        return Err(Damaged::Corrupt(format!(
+            "it has {} bytes, but its header specifies a payload of {length}",
+            bytes.len()
+        )));
     }
     if xxh3_64(body) != u64::from_le_bytes(*checksum) {
         return Err(Damaged::Corrupt("the checksum does not match".to_owned()));
@@ -94,7 +97,7 @@ pub fn open(kind: Kind, newest: u16, bytes: &[u8]) -> Result<(u16, &[u8]), Damag
     Ok((version, &body[HEAD..]))
 }
 
-/// Opens an envelope of the newest version, which is the only one so far, and decodes what it holds.
+/// Opens an envelope of the only version so far and decodes its payload.
 pub fn unseal<T: DeserializeOwned>(kind: Kind, newest: u16, bytes: &[u8]) -> Result<T, Damaged> {
     decode(open(kind, newest, bytes)?.1)
 }
@@ -119,7 +122,11 @@ fn decode_within<T: DeserializeOwned, const MOST: usize>(payload: &[u8]) -> Resu
     let config = bincode::config::standard().with_limit::<MOST>();
     let (value, read) =
         bincode::serde::decode_from_slice(payload, config).map_err(|e| Damaged::Corrupt(e.to_string()))?;
-    if read == payload.len() { Ok(value) } else { Err(Damaged::Corrupt("bytes are left over".to_owned())) }
+    if read == payload.len() {
+        Ok(value)
+    } else {
+        Err(Damaged::Corrupt("unexpected bytes after the payload".to_owned()))
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
-//! Events as JSON: one object per message or line, in the contract's shape or in a stack's own, by field mapping.
+//! Events as JSON: one object per message or line, with the default field names or mapped ones.
 //!
-//! Parsing is where bad input is told from good: whatever it lets through is well-formed, and whatever it refuses has a
-//! reason of its own, by which dead letters are counted. Whether an event fits its space (dimension, models) is for the
-//! engine to say, which knows the spaces.
+//! Parsing validates input: accepted events are well-formed, and rejected ones have a reason code, by which dead letters are
+//! counted. The engine, which knows the spaces, checks dimension and models.
 //!
-//! What an event means is said here, by a tree of values. Good events in a common shape are read quicker, by `quick.rs`,
-//! with the same result.
+//! The semantics are defined here, on a tree of JSON values. Valid events in a common shape take a faster path in
+//! `quick.rs`, with the same result.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +21,7 @@ use crate::wire::quick::{Found, Plan};
 /// A decision that a router took.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueryEvent {
-    /// What it is matched by, within its space.
+    /// Join key within its space.
     pub request_id: String,
     /// Its space.
     pub space: Name,
@@ -32,13 +31,13 @@ pub struct QueryEvent {
     pub query: Vec<f32>,
     /// The model that was chosen.
     pub model: Name,
-    /// What is known of the distribution that it was drawn from.
+    /// The known part of the distribution that it was drawn from.
     pub propensities: Propensities,
     /// The distribution before floor or guard were mixed in, where it differs.
     pub policy: Option<Vec<(Name, f64)>>,
 }
 
-/// What is known of the distribution that a model was drawn from.
+/// The known part of the distribution that a model was drawn from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Propensities {
     /// All of it.
@@ -49,31 +48,31 @@ pub enum Propensities {
     Unknown,
 }
 
-/// What a decision earned.
+/// The reward of a decision.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RewardEvent {
-    /// The request that earned it.
+    /// Its request.
     pub request_id: String,
     /// Its space.
     pub space: Name,
-    /// When it was earned.
+    /// Event time.
     pub ts_ms: i64,
     /// The reward, as logged.
     pub reward: f64,
-    /// What tells it from others of the request, if anything does.
+    /// Identifies it among the rewards of the request, if present.
     pub event_id: Option<String>,
 }
 
-/// Why an event is bad.
+/// Why an event is malformed.
 #[derive(Debug, Clone, Error, PartialEq)]
 pub enum Bad {
-    /// The bytes are no JSON object.
+    /// Not a JSON object.
     #[error("not a JSON object: {0}")]
     NotJson(String),
-    /// A field is not there.
+    /// A field is missing.
     #[error("{0} is missing")]
     MissingField(String),
-    /// A field has another type than it must.
+    /// A field has the wrong type.
     #[error("{field} must be {expected}")]
     MistypedField {
         /// Its JSON pointer.
@@ -81,7 +80,7 @@ pub enum Bad {
         /// What it must be.
         expected: &'static str,
     },
-    /// A space or model has no valid name, or a request id is empty or too long.
+    /// A name is invalid, or a request ID is empty or too long.
     #[error("{field}: {problem}")]
     BadName {
         /// Its JSON pointer.
@@ -89,24 +88,24 @@ pub enum Bad {
         /// What is wrong with it.
         problem: String,
     },
-    /// The query has not the space's dimension.
-    #[error("the query has {found} components, the space has dim = {expected}")]
+    /// The query does not have the dimension of the space.
+    #[error("the query has {found} components, but the space has dim = {expected}")]
     WrongDimension {
-        /// Components that came.
+        /// Components of the query.
         found: usize,
-        /// Components that the space has.
+        /// Dimension of the space.
         expected: usize,
     },
     /// A number is NaN or infinite.
-    #[error("{0} holds a number that is not finite")]
+    #[error("{0} contains a number that is not finite")]
     NotFinite(String),
     /// The query has no direction.
     #[error("the query is the zero vector")]
     ZeroVector,
     /// The space never had this model.
-    #[error("model {0} is none of the space's")]
+    #[error("the space has no model {0}: add it to learner.models")]
     UnknownModel(Name),
-    /// The probabilities are no distribution.
+    /// The probabilities are not a distribution.
     #[error("{field}: {problem}")]
     BadPropensities {
         /// Its JSON pointer.
@@ -114,14 +113,14 @@ pub enum Bad {
         /// What is wrong with them.
         problem: String,
     },
-    /// The propensities give the chosen model nothing: it cannot have been drawn.
-    #[error("{0} was chosen, but its propensity is 0")]
+    /// The chosen model has propensity 0: it cannot have been drawn.
+    #[error("the chosen model {0} has propensity 0")]
     ImpossibleChoice(Name),
     /// The event has no propensities, and none may be assumed.
-    #[error("no propensities, and learner.missing_propensities = \"reject\"")]
+    #[error("the event has no propensities, and learner.missing_propensities = \"reject\"")]
     MissingPropensities,
     /// The reward is outside of its range, and may not be clipped.
-    #[error("reward {reward} is outside of {low}..{high}, and reward.out_of_range = \"reject\"")]
+    #[error("reward {reward} is outside of reward.range {low}..{high}, and reward.out_of_range = \"reject\"")]
     RewardOutOfRange {
         /// The reward.
         reward: f64,
@@ -131,15 +130,15 @@ pub enum Bad {
         high: f64,
     },
     /// The message is larger than allowed.
-    #[error("{bytes} bytes, more than events.bytes_max = {most}")]
+    #[error("the event has {bytes} bytes, more than events.bytes_max = {most}")]
     Oversized {
         /// Its size.
         bytes: usize,
         /// What is allowed.
         most: usize,
     },
-    /// Its time is too far ahead of when it was written.
-    #[error("ts_ms is {ahead_ms} ms ahead of its record's time, more than join.future_ms = {most_ms}")]
+    /// Its timestamp is too far ahead of that of its record.
+    #[error("ts_ms is {ahead_ms} ms ahead of the record timestamp, more than join.future_ms = {most_ms}")]
     FutureTime {
         /// By how much.
         ahead_ms: u64,
@@ -147,14 +146,17 @@ pub enum Bad {
         most_ms: u64,
     },
     /// Its time is far ahead of all other events of its space.
-    #[error("ts_ms is {0} ms ahead of the space's time, and later events contradict it: is it in milliseconds?")]
+    #[error(
+        "ts_ms is {0} ms ahead of the event time of the space, and later events contradict it: check that it is in milliseconds"
+    )]
     Unconfirmed(u64),
     /// Its header names a format that is not known.
-    #[error("content-type {0:?}: only JSON is known")]
+    #[error("content-type {0:?} is not supported: send JSON")]
     ContentType(String),
     /// Its space belongs to another partition.
     #[error(
-        "in partition {found}, but the key of its space belongs to {expected} (transport.kafka.lanes = \"partition\")"
+        "the event is in partition {found}, but the key of its space maps to partition {expected}: use the space as the \
+         message key (transport.kafka.lanes = \"partition\")"
     )]
     WrongPartition {
         /// Where it was.
@@ -163,7 +165,7 @@ pub enum Bad {
         expected: i32,
     },
     /// Messages that were skipped, since they cannot be read.
-    #[error("offsets {from} to {to} cannot be read and are skipped (--accept-gap): {problem}")]
+    #[error("skipped unreadable offsets {from} to {to} (--accept-gap): {problem}")]
     Gap {
         /// The first offset.
         from: u64,
@@ -173,15 +175,15 @@ pub enum Bad {
         problem: String,
     },
     /// A new space beyond those that may be.
-    #[error("a new space, but there are learner.spaces_max = {0} already")]
+    #[error("the limit of learner.spaces_max = {0} spaces is reached: raise it")]
     TooManySpaces(usize),
     /// Its space is not listed.
-    #[error("space {0} is not listed in [spaces], and learner.spaces = \"listed\"")]
+    #[error("space {0} is not listed in [spaces], and learner.spaces = \"listed\": add it to [spaces]")]
     UnlistedSpace(Name),
 }
 
 impl Bad {
-    /// The reason, in a word: what dead letters are counted by.
+    /// The reason code, by which dead letters are counted.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NotJson(_) => "not-json",
@@ -207,7 +209,7 @@ impl Bad {
     }
 }
 
-/// How far propensities may sum up to something else than 1.
+/// Tolerance of the sum of propensities.
 const SUM_TOLERANCE: f64 = 1e-6;
 
 /// Longest request or event id, in bytes.
@@ -225,7 +227,7 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// A parser by this configuration.
+    /// A parser with this configuration.
     pub fn new(settings: &Settings) -> Self {
         let Settings { events, reward, missing_propensities, future_ms, .. } = settings;
         Self {
@@ -238,12 +240,12 @@ impl Parser {
         }
     }
 
-    /// The same, but all is read by a tree of values: what the quick way must equal, and is measured by.
+    /// The same without the fast path: the reference for tests and benchmarks.
     pub fn by_tree(self) -> Self {
         Self { queries: None, rewards: None, ..self }
     }
 
-    /// The most bytes that a message may have.
+    /// Maximum size of a message.
     pub fn bytes_max(&self) -> usize {
         self.events.bytes_max
     }
@@ -332,7 +334,7 @@ impl Parser {
         }
         match serde_json::from_slice(bytes) {
             Ok(value @ Value::Object(_)) => Ok(value),
-            Ok(_) => Err(Bad::NotJson("some other JSON value".to_owned())),
+            Ok(_) => Err(Bad::NotJson("it is another JSON value".to_owned())),
             Err(error) => Err(Bad::NotJson(error.to_string())),
         }
     }
@@ -348,7 +350,7 @@ impl Parser {
     fn time(&self, object: &Value, record_ms: Option<i64>) -> Result<i64, Bad> {
         let field = &self.events.fields.ts_ms;
         let logged = optional(object, field).map(|value| {
-            let expected = "a whole number of milliseconds";
+            let expected = "an integer number of milliseconds";
             value.as_i64().ok_or_else(|| Bad::MistypedField { field: field.clone(), expected })
         });
         self.check_time(logged.transpose()?, record_ms)
@@ -398,7 +400,9 @@ impl Parser {
         let Some(chosen) = chosen else { return Ok(Propensities::Unknown) };
         match chosen > 0.0 && chosen <= 1.0 {
             true => Ok(Propensities::Chosen(chosen)),
-            false => Err(bad_propensities(&self.events.fields.propensity, format!("{chosen} is not in 0..1"))),
+            false => {
+                Err(bad_propensities(&self.events.fields.propensity, format!("{chosen} must be above 0 and at most 1")))
+            }
         }
     }
 }
@@ -501,7 +505,7 @@ fn check_vector(components: Vec<f32>, field: &str) -> Result<Vec<f32>, Bad> {
 }
 
 fn distribution(value: &Value, field: &str) -> Result<Vec<(Name, f64)>, Bad> {
-    let expected = "an object of probabilities by model";
+    let expected = "an object that maps models to probabilities";
     let object = value.as_object().ok_or_else(|| Bad::MistypedField { field: field.to_owned(), expected })?;
     let entry = |(model, p): (&String, &Value)| {
         let model = name(&Value::String(model.clone()), field)?;
@@ -512,12 +516,12 @@ fn distribution(value: &Value, field: &str) -> Result<Vec<(Name, f64)>, Bad> {
 
 fn check_distribution(all: Vec<(Name, f64)>, field: &str) -> Result<Vec<(Name, f64)>, Bad> {
     if let Some((model, p)) = all.iter().find(|(_, p)| !(0.0..=1.0).contains(p)) {
-        return Err(bad_propensities(field, format!("{model} has {p}, which is not in 0..1")));
+        return Err(bad_propensities(field, format!("{model} has probability {p}, which is not between 0 and 1")));
     }
     let sum: f64 = all.iter().map(|(_, p)| p).sum();
     match (sum - 1.0).abs() <= SUM_TOLERANCE {
         true => Ok(all),
-        false => Err(bad_propensities(field, format!("they sum up to {sum}, not to 1"))),
+        false => Err(bad_propensities(field, format!("the probabilities sum to {sum}, not to 1"))),
     }
 }
 

@@ -62,12 +62,12 @@ pub fn decode(bytes: &[u8]) -> Result<Export, BadParams> {
     let bad = |key: &'static str, problem: &str| BadParams::Metadata { key, problem: problem.to_owned() };
     let text = |key: &'static str| metadata.get(key).ok_or_else(|| bad(key, "is missing"));
     if text("format")? != FORMAT {
-        return Err(bad("format", "these are no exported eigen-decompositions"));
+        return Err(bad("format", "is not pointsman.eigen: expected a file of `pointsman snapshots export`"));
     }
     if text("format_version")? != FORMAT_VERSION {
-        return Err(bad("format_version", "was written by a newer version: upgrade pointsman"));
+        return Err(bad("format_version", "is newer than this version reads: upgrade pointsman"));
     }
-    let dim: usize = text("dim")?.parse().map_err(|_| bad("dim", "is no number"))?;
+    let dim: usize = text("dim")?.parse().map_err(|_| bad("dim", "is not a number"))?;
     let models: Vec<Name> = serde_json::from_str(text("models")?).map_err(|error| bad("models", &error.to_string()))?;
     let eigens = models.into_iter().map(|model| {
         let spectrum = spectrum(&tensors, &model, dim)?;
@@ -82,12 +82,12 @@ fn spectrum(tensors: &SafeTensors, model: &Name, dim: usize) -> Result<Spectrum,
         let bad = |problem: &str| BadParams::Tensor { name: name.clone(), problem: problem.to_owned() };
         let tensor = tensors.tensor(&name)?;
         if tensor.dtype() != Dtype::F64 {
-            return Err(bad("must be of f64"));
+            return Err(bad("must have type F64"));
         }
         let values: Vec<f64> =
             tensor.data().as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
         if values.iter().any(|x| !x.is_finite()) {
-            return Err(bad("holds a number that is not finite"));
+            return Err(bad("contains a number that is not finite"));
         }
         Ok((tensor.shape().to_vec(), values))
     };

@@ -1,4 +1,4 @@
-//! Versioned formats of what leaves the process. Domain types know nothing of them.
+//! Versioned formats of data that leaves the process. Domain types do not depend on them.
 
 pub mod dataset;
 pub mod envelope;

@@ -35,7 +35,7 @@ pub enum BadParams {
     /// Not a safetensors file.
     #[error("not a safetensors file: {0}")]
     Container(#[from] safetensors::SafeTensorError),
-    /// A metadata entry is missing or has a value that it cannot have.
+    /// A metadata entry is missing or invalid.
     #[error("metadata {key}: {problem}")]
     Metadata {
         /// The entry.
@@ -43,7 +43,7 @@ pub enum BadParams {
         /// What is wrong with it.
         problem: String,
     },
-    /// A tensor has another type or shape than it must.
+    /// A tensor has the wrong type or shape.
     #[error("tensor {name}: {problem}")]
     Tensor {
         /// Its name.
@@ -51,8 +51,8 @@ pub enum BadParams {
         /// What is wrong with it.
         problem: String,
     },
-    /// The parameters contradict the configuration of their space.
-    #[error("space {space}: {problem}")]
+    /// The parameters do not match the configuration of their space.
+    #[error("space {space} {problem}")]
     Space {
         /// The space.
         space: Name,
@@ -106,7 +106,10 @@ pub fn decode(bytes: &[u8]) -> Result<Params, BadParams> {
     }
     let format_version: u64 = meta.json("format_version")?;
     if format_version > FORMAT_VERSION {
-        return Err(meta.bad("format_version", format!("{format_version} is newer than this program reads")));
+        return Err(meta.bad(
+            "format_version",
+            format!("{format_version} is newer than this version reads ({FORMAT_VERSION}): upgrade pointsman"),
+        ));
     }
     let models = meta.models()?;
     let dim = meta.integer("dim", 1, DIM_MAX as u64)? as usize;
@@ -140,14 +143,14 @@ pub fn decode_for(settings: &Settings, bytes: &[u8]) -> Result<Params, BadParams
     let params = decode(bytes)?;
     let differs = |problem: String| Err(BadParams::Space { space: params.space.clone(), problem });
     if !settings.allows(&params.space) {
-        return differs("is not listed in [spaces], and learner.spaces = \"listed\"".to_owned());
+        return differs("is not listed in [spaces], and learner.spaces = \"listed\": add it to [spaces]".to_owned());
     }
     let spec = settings.space(&params.space);
     if params.dim != spec.dim {
-        return differs(format!("has dim = {}, but learner.dim = {} is configured", params.dim, spec.dim));
+        return differs(format!("has dim = {}, but the configuration has learner.dim = {}", params.dim, spec.dim));
     }
     match params.models.iter().find(|model| !spec.models.contains(model)) {
-        Some(model) => differs(format!("names model {model}, which is not configured: add it to learner.models")),
+        Some(model) => differs(format!("has model {model}, which is not configured: add it to learner.models")),
         None => Ok(params),
     }
 }
@@ -195,17 +198,17 @@ impl Metadata<'_> {
         if value >= low && value <= high {
             return Ok(value);
         }
-        Err(self.bad(key, format!("{value} is out of range: must be {low} to {high}")))
+        Err(self.bad(key, format!("{value} is not between {low} and {high}")))
     }
 
     fn models(&self) -> Result<Vec<Name>, BadParams> {
         let models: Vec<Name> = self.json("models")?;
         if !(1..=MODELS_MAX).contains(&models.len()) {
-            return Err(self.bad("models", format!("{} names: must be 1 to {MODELS_MAX}", models.len())));
+            return Err(self.bad("models", format!("has {} names: must have 1 to {MODELS_MAX}", models.len())));
         }
         let mut seen = BTreeSet::new();
         match models.iter().find(|name| !seen.insert(*name)) {
-            Some(twice) => Err(self.bad("models", format!("{twice} is there twice"))),
+            Some(twice) => Err(self.bad("models", format!("{twice} is listed twice"))),
             None => Ok(models),
         }
     }
@@ -213,7 +216,7 @@ impl Metadata<'_> {
     fn algorithm(&self) -> Result<String, BadParams> {
         let text = self.text("algorithm")?;
         if text.len() > ALGORITHM_BYTES_MAX || text.chars().any(char::is_control) {
-            let problem = format!("must be at most {ALGORITHM_BYTES_MAX} bytes without control characters");
+            let problem = format!("must have at most {ALGORITHM_BYTES_MAX} bytes and no control characters");
             return Err(self.bad("algorithm", problem));
         }
         Ok(text.to_owned())
@@ -230,7 +233,7 @@ impl Metadata<'_> {
         if is_distribution {
             return Ok(distribution);
         }
-        Err(self.bad("floor_distribution", "not a distribution over the models".to_owned()))
+        Err(self.bad("floor_distribution", "is not a distribution over the models".to_owned()))
     }
 }
 
@@ -255,16 +258,14 @@ fn score_form(tensors: &SafeTensors, name: &Name, dim: usize) -> Result<ScoreFor
         let name = format!("{name}.{kind}");
         let Ok(view) = tensors.tensor(&name) else { return Ok(Vec::new()) };
         if view.dtype() != Dtype::F32 || !expected(view.shape()) {
-            let problem = format!("{:?} of shape {:?} does not fit dim = {dim}", view.dtype(), view.shape());
+            let problem = format!("type {:?} with shape {:?} does not match dim = {dim}", view.dtype(), view.shape());
             return Err(BadParams::Tensor { name, problem });
         }
         let (words, _) = view.data().as_chunks::<4>();
         let values: Vec<f32> = words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
         match values.iter().find(|x| x.is_nan() || f64::from(x.abs()) > most) {
             None => Ok(values),
-            Some(x) => {
-                Err(BadParams::Tensor { name, problem: format!("{x:e} is not a number from -{most:e} to {most:e}") })
-            }
+            Some(x) => Err(BadParams::Tensor { name, problem: format!("{x:e} is not between -{most:e} and {most:e}") }),
         }
     };
     // A quadratic form has no more eigenvalues than dimensions.
@@ -365,7 +366,7 @@ mod tests {
     fn numbers_beyond_their_bounds_are_errors() {
         for (from, to, expected) in [
             (r#""dim":"3""#, r#""dim":"9223372036854775808""#, "dim"),
-            (r#""dim":"3""#, r#""dim":"65537""#, "65537 is out of range: must be 1 to 65536"),
+            (r#""dim":"3""#, r#""dim":"65537""#, "65537 is not between 1 and 65536"),
             (r#""dim":"3""#, r#""dim":"0""#, "dim"),
             (r#""epoch":"2""#, r#""epoch":"18446744073709551615""#, "epoch"),
             (r#""version":"1234""#, r#""version":"18446744073709551615""#, "version"),
@@ -373,7 +374,7 @@ mod tests {
             (r#""created_ms":"1731700000000""#, r#""created_ms":"18446744073709551615""#, "created_ms"),
             (r#""inverse_gap":"30.5""#, r#""inverse_gap":"1e300""#, "inverse_gap"),
             (r#""algorithm":"hpg""#, r#""algorithm":"h\n""#, "algorithm"),
-            (r#"[\"bge\",\"mini.lm\",\"zero\"]"#, "[]", "models: 0 names"),
+            (r#"[\"bge\",\"mini.lm\",\"zero\"]"#, "[]", "models: has 0 names"),
         ] {
             let error = decode(&lying(from, to)).unwrap_err().to_string();
             assert!(error.contains(expected), "{to}: {error}");
@@ -396,7 +397,7 @@ mod tests {
             params.models[2] = params.models[0].clone();
             params.policy.scores = vec![ScoreForm::default(); 3];
         };
-        check(&twice, "bge is there twice");
+        check(&twice, "bge is listed twice");
         check(&|params| params.policy.scores[0].eigenvectors[1] = 1e30, "bge.eigenvectors: 1e30 is not");
         check(&|params| params.policy.scores[0].eigenvalues[1] = -1e25, "bge.eigenvalues");
         check(&|params| params.policy.scores[1].linear[1] = f32::NAN, "mini.lm.linear");
@@ -405,7 +406,7 @@ mod tests {
             params.policy.scores[0].eigenvalues = vec![1.0; 4];
             params.policy.scores[0].eigenvectors = vec![0.0; 12];
         };
-        check(&more_eigenvalues_than_dimensions, "bge.eigenvalues: F32 of shape [4]");
+        check(&more_eigenvalues_than_dimensions, "bge.eigenvalues: type F32 with shape [4]");
         let without_eigenvectors = |params: &mut Params| params.policy.scores[0].eigenvectors.clear();
         check(&without_eigenvectors, "there are 2 eigenvalues");
     }
@@ -439,8 +440,14 @@ mod tests {
             (format!("[learner]\n{good}"), None),
             (format!("[learner]\n{good}\nspaces = \"listed\""), Some("is not listed")),
             (format!("[learner]\nspaces = \"listed\"\n[spaces.shop]\n{good}"), None),
-            (format!("[learner]\n{good}\n[spaces.shop]\ndim = 4"), Some("has dim = 3, but learner.dim = 4")),
-            ("[learner]\ndim = 3\nmodels = [\"bge\", \"zero\"]".to_owned(), Some("names model mini.lm")),
+            (
+                format!("[learner]\n{good}\n[spaces.shop]\ndim = 4"),
+                Some("has dim = 3, but the configuration has learner.dim = 4"),
+            ),
+            (
+                "[learner]\ndim = 3\nmodels = [\"bge\", \"zero\"]".to_owned(),
+                Some("has model mini.lm, which is not configured"),
+            ),
         ] {
             let found = decode_for(&settings(&text), &bytes);
             match expected {

@@ -1,7 +1,7 @@
-//! Events read in one pass over their bytes, the vector straight into f32: what a tree of values costs is saved.
+//! Fast path: parses events in one pass over their bytes, without a tree of JSON values.
 //!
-//! Only events that are good in every way are read here. `None` means that the tree of `events.rs` decides, which then
-//! also finds the reason; so an event is read here either just as there or not at all.
+//! Only valid events are accepted here. `None` means that the parser of `events.rs` decides, which also finds the reason. So
+//! the fast path returns either the same result or none.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -1,4 +1,4 @@
-//! Bodies of requests to the router, as JSON. A field that does not exist is an error, so that a misspelt one is noticed.
+//! JSON bodies of requests to the router. Unknown fields are errors.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Most queries in a batch.
+/// Maximum number of queries in a batch.
 pub const BATCH_MAX: usize = 1000;
 
 /// A query to route.
@@ -17,7 +17,7 @@ pub const BATCH_MAX: usize = 1000;
 pub struct RouteBody {
     /// Its space; absent means `default`.
     pub space: Option<String>,
-    /// The request's ID; absent means that the router draws one.
+    /// The request's ID; if absent, the router generates one.
     pub request_id: Option<String>,
     /// The query.
     pub query: Vector,
@@ -37,13 +37,13 @@ pub struct BatchBody {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BatchItem {
-    /// The request's ID; absent means that the router draws one.
+    /// The request's ID; if absent, the router generates one.
     pub request_id: Option<String>,
     /// The query.
     pub query: Vector,
 }
 
-/// What a request earned.
+/// The reward of a request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RewardBody {
@@ -53,7 +53,7 @@ pub struct RewardBody {
     pub request_id: String,
     /// The reward.
     pub reward: f64,
-    /// What tells it from other rewards of the request.
+    /// Identifies it among the rewards of the request.
     pub event_id: Option<String>,
 }
 
@@ -141,7 +141,7 @@ impl<'de> Deserialize<'de> for Items {
                     }
                 }
                 match items.next_element::<IgnoredAny>()? {
-                    Some(_) => Err(serde::de::Error::custom(format!("at most {BATCH_MAX} in one batch"))),
+                    Some(_) => Err(serde::de::Error::custom(format!("must have at most {BATCH_MAX} items"))),
                     None => Ok(Items(all)),
                 }
             }

@@ -1,14 +1,14 @@
-//! JSON read straight from its bytes, without a tree: the common shapes only, and these exactly as `serde_json` reads them.
+//! A JSON scanner without a tree of values, for common shapes, with exactly the results of `serde_json`.
 //!
-//! Every method answers `None` for what it does not know for certain, bad or merely rare, and whoever called then asks
-//! `serde_json`, which has the last word. So all that has to hold is that nothing is read here that it would not read,
-//! or would read otherwise. Rare parts (escapes, long numbers) are handed to it one by one.
+//! Every method returns `None` for input that is invalid or merely rare, and the caller falls back to `serde_json`. So the
+//! one requirement is that accepted input is read as `serde_json` reads it. Rare parts (escapes, long numbers) are passed
+//! to it one by one.
 
 use std::borrow::Cow;
 
 use memchr::{memchr, memchr_iter};
 
-/// Deepest nesting that is skipped here; `serde_json` goes on to 128.
+/// Maximum nesting that is skipped here; `serde_json` permits 128.
 const DEPTH_MAX: u32 = 64;
 
 /// What `serde_json` begins the keys with that mean something to itself.
@@ -235,8 +235,8 @@ impl<'a> Scanner<'a> {
 
     /// Reads digits and appends them to `sum`, which overflows beyond [`DIGITS_MAX`] of them.
     fn digits(&mut self, mut sum: u64) -> u64 {
-        // Sixteen at a time, whether they are as many or fewer: how many there are cannot be foretold, and a branch that
-        // is taken in vain costs more than all of this.
+        // Sixteen at a time, even if there are fewer: their number is unpredictable, and a mispredicted branch costs more
+        // than all of this.
         while let Some(sixteen) = self.bytes.get(self.at..).and_then(<[u8]>::first_chunk::<16>) {
             let (low, high) = (Eight::new(&sixteen[..8]), Eight::new(&sixteen[8..]));
             let high = if low.number == 8 { high } else { Eight { number: 0, ..high } };

@@ -83,7 +83,7 @@ impl Instance {
     /// How long it took to open lanes, each time: how many, and milliseconds.
     fn openings(&self) -> Vec<(usize, u64)> {
         let opening = |line: &str| {
-            let line = line.split_once("lanes are opened")?.1;
+            let line = line.split_once("lanes opened")?.1;
             let lanes = line.split_once("lanes=[")?.1.split_once(']')?.0;
             let ms = line.split_once("ms=")?.1.split_whitespace().next()?.parse().ok()?;
             Some((lanes.split(',').count(), ms))
@@ -346,10 +346,10 @@ fn a_zombie_changes_nothing() {
         let start = Instant::now();
         instances[0].signal("STOP");
         await_all(&instances[1..], lanes);
-        let said = log_of(&instances[0].config).matches("a lane is given up").count();
+        let said = log_of(&instances[0].config).matches("dropped lane").count();
         instances[0].signal("CONT");
-        while log_of(&instances[0].config).matches("a lane is given up").count() == said
-            && !log_of(&instances[0].config).contains("lanes are lost")
+        while log_of(&instances[0].config).matches("dropped lane").count() == said
+            && !log_of(&instances[0].config).contains("lanes lost")
         {
             assert!(start.elapsed() < Duration::from_secs(120), "{}", logs(&instances));
             std::thread::sleep(Duration::from_millis(20));
@@ -442,10 +442,10 @@ fn spaces_follow_their_partitions_when_a_topic_grows() {
         let text = place.fails(&[arguments, &BY_PARTITION].concat());
         expected.iter().for_each(|part| assert!(text.contains(part), "{part:?} is not in: {text}"));
     };
-    says(&["repartition"], &["spread over 3 partitions", "nothing to do"]);
+    says(&["repartition"], &["distributed over the 3 partitions", "nothing to do"]);
     grow(&place, 5);
     // The new partitions are seen within the time that a client keeps what it knows.
-    says(&["learn", "--once"], &["has 5 partitions, it had 3", "pointsman repartition"]);
+    says(&["learn", "--once"], &["has 5 partitions, but its lanes were created for 3", "pointsman repartition"]);
     let output = place.ok(&[&["repartition", "--json"][..], &BY_PARTITION].concat());
     let moved: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&moved["before"], &moved["now"], &moved["spaces"]), (&json!(3), &json!(5), &json!(12)));
@@ -467,7 +467,7 @@ fn spaces_follow_their_partitions_when_a_topic_grows() {
     // What was not read is not forgotten silently.
     send(&place, brokers, spaces, 20, 21);
     grow(&place, 7);
-    says(&["repartition"], &["were not learned from", "learn --once", "--accept-gap"]);
+    says(&["repartition"], &["has unread messages from offset", "learn --once", "--accept-gap"]);
     place.ok(&[&["repartition", "--accept-gap"][..], &BY_PARTITION].concat());
     let found = learn_once(&place);
     let of = |key: &str| found[key].as_u64().unwrap();
@@ -615,7 +615,7 @@ fn a_standby_takes_over() {
     }
     println!("state of a lane: {:.2} MB", entries.values().sum::<usize>() as f64 / lanes as f64 / 1e6);
     println!("from a kill until all lanes are owned again, session of 3 s: {absences:.1?} s");
-    assert!(!log_of(&instances[1].config).contains("is not whole"), "{}", logs(&instances));
+    assert!(!log_of(&instances[1].config).contains("is incomplete"), "{}", logs(&instances));
     instances[0].leave();
     check(&place, &instances, lanes, requests, &rewarded);
     check_history(&place);

@@ -364,7 +364,7 @@ fn what_is_wrong_has_a_name() {
     };
     // No topics.
     let place = Place::without_topics(brokers, SMALL);
-    says(place.fails(&["learn", "--once"]), &["there is no topic", "pointsman topics init"]);
+    says(place.fails(&["learn", "--once"]), &["does not exist", "pointsman topics init"]);
     let csv = place.dir.path().join("topics.csv");
     says(place.fails(&["topics", "check", "--csv", csv.to_str().unwrap()]), &["5 things are not as they should be"]);
     let csv = std::fs::read_to_string(csv).unwrap();
@@ -419,9 +419,12 @@ fn what_is_wrong_has_a_name() {
     says(text, &["oversized parameters", "max.message.bytes", "lower learner.rank to"]);
     // Nobody there, and no such host.
     let nobody = format!("transport.kafka.brokers=127.0.0.1:{}", free_port());
-    says(place.fails(&["learn", "--once", "--set", &nobody]), &["no broker of 127.0.0.1", "transport.kafka.brokers"]);
+    says(
+        place.fails(&["learn", "--once", "--set", &nobody]),
+        &["cannot reach any broker of 127.0.0.1", "transport.kafka.brokers"],
+    );
     let text = place.fails(&["topics", "init", "--set", "transport.kafka.brokers=no-such-host.invalid:9092"]);
-    says(text, &["no broker of no-such-host.invalid:9092", "resolve"]);
+    says(text, &["cannot reach any broker of no-such-host.invalid:9092", "resolve"]);
     // A setting that the client does not know.
     let text = place.fails(&["topics", "init", "--set", "transport.kafka.client={\"no.such.setting\"=1}"]);
     says(text, &["transport.kafka.client", "no.such.setting"]);
@@ -461,7 +464,7 @@ fn tls_and_passwords() {
         let text = place.fails(
             &[&["learn", "--set", "http.listen="][..], &common, &[&client("\"sasl.password\"=\"wrong\"")]].concat(),
         );
-        assert!(text.contains("refuse the user or password") && !text.contains("wrong"), "{text}");
+        assert!(text.contains("reject the credentials") && !text.contains("wrong"), "{text}");
         assert!(start.elapsed() < Duration::from_secs(30), "a wrong password is not tried for ever");
     }
 }
@@ -482,7 +485,8 @@ fn waits_for_the_broker_and_refuses_a_second_instance() {
     client.await_status("/ready", 503);
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(client.get("/ready").unwrap().0, 503);
-    assert!(log_of(&config).contains("trying again"), "{}", log_of(&config));
+    let log = log_of(&config);
+    assert!(log.contains("cannot reach any broker") && log.contains("; retrying"), "{log}");
     kafka.restart();
     let start = Instant::now();
     while client.get("/ready").is_none_or(|(status, _)| status != 200) {
@@ -594,7 +598,7 @@ fn a_pair_of_partitions_is_a_lane() {
     let output = place.ok(&["snapshots", "show", "--json", "--lane", "partition-2"]);
     let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(shown["lane"], json!("partition-2"));
-    assert!(place.fails(&["learn", "--once"]).contains("the store has a lane \"partition-0\""));
+    assert!(place.fails(&["learn", "--once"]).contains("the store holds lane \"partition-0\""));
 }
 
 #[test]
@@ -648,7 +652,7 @@ fn what_cannot_be_delivered_stops_the_learner_and_is_not_lost() {
     kafka.kill();
     assert_eq!(learn.wait(Duration::from_secs(60)), Some(1), "{}", log_of(&config));
     let told = log_of(&config);
-    assert!(told.contains("could not be delivered within transport.kafka.delivery_timeout_ms"), "{told}");
+    assert!(told.contains("cannot deliver") && told.contains("within transport.kafka.delivery_timeout_ms"), "{told}");
     kafka.restart();
     assert_eq!(place.learn_once()["applied"], json!(20));
     assert_eq!(place.applied().len(), 20);

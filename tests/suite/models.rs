@@ -64,7 +64,7 @@ fn models_are_added_and_removed() {
         site.configure(&config(&["c", "d", "a"], more));
         let run = site.run(&["learn", "--once", "--json"]);
         assert_eq!(run.code, Some(0), "{more}: {}", run.err);
-        assert!(run.err.contains("the configuration has changed"), "{}", run.err);
+        assert!(run.err.contains("configuration changed since the snapshot"), "{}", run.err);
         let changed: Value = serde_json::from_str(&run.out).unwrap();
         assert_eq!((&changed["retired"], &changed["dead_letters"]), (&json!(waiting), &json!(0)), "{more}");
         assert_eq!(changed["pending"], json!(before["pending"].as_u64().unwrap() - waiting as u64), "{more}");
@@ -155,11 +155,11 @@ fn the_order_of_models_does_not_matter() {
 fn what_cannot_change_is_refused_by_its_key() {
     let (site, end) = learned("");
     for (set, expected) in [
-        (&["learner.dim=7"][..], &["learner.dim = 6", "the configuration 7"][..]),
+        (&["learner.dim=7"][..], &["learner.dim = 6", "the configuration has 7"][..]),
         (&["learner.algorithm=hpg-parameter-free"], &["learner.algorithm = hpg,", "hpg-parameter-free"]),
         (&["learner.algorithm=uniform"], &["learner.algorithm = hpg,", "uniform"]),
         (&["learner.mode=lazy"], &["learner.mode"]),
-        (&["learner.dim=7", "learner.models=[\"a\", \"x\"]"], &["learner.dim = 6", "the configuration 7"]),
+        (&["learner.dim=7", "learner.models=[\"a\", \"x\"]"], &["learner.dim = 6", "the configuration has 7"]),
     ] {
         let mut arguments = vec!["learn", "--once"];
         set.iter().for_each(|set| arguments.extend(["--set", set]));
@@ -184,7 +184,8 @@ fn what_may_change_is_taken_over_and_told() {
     ] {
         let run = site.run(&["learn", "--once", "--json", "--set", set]);
         assert_eq!(run.code, Some(0), "{set}: {}", run.err);
-        let told = run.err.lines().any(|line| line.contains("the configuration has changed") && line.contains(key));
+        let told =
+            run.err.lines().any(|line| line.contains("configuration changed since the snapshot") && line.contains(key));
         assert!(told, "{set}: {}", run.err);
         let end: Value = serde_json::from_str(&run.out).unwrap();
         assert_eq!(end["applied"], before["applied"], "{set}");

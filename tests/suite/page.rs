@@ -88,7 +88,7 @@ fn the_page_shows_learner_and_router_at_work() {
     browser.eval(
         "paused = true, now.unread = {query_bytes: 1200, reward_bytes: 34, logs: [['queries/a.jsonl#0f', 1200], ['rewards/<b>.jsonl#1e', 34]]}, show(), true",
     );
-    assert_eq!(number(&mut browser, "Not read yet"), 1234.0);
+    assert_eq!(number(&mut browser, "Backlog"), 1234.0);
     let listed = browser.eval("[...document.querySelectorAll('#unread td')].map(cell => cell.textContent)");
     assert_eq!(listed, json!(["queries/a.jsonl", "1,200", "rewards/<b>.jsonl", "34"]));
     browser.eval("document.getElementById('pause').click(), true");
@@ -103,7 +103,10 @@ fn the_page_shows_learner_and_router_at_work() {
     );
     let drawn = "['.band', '.line', '.limit'].every(part => document.querySelector('#lift ' + part))";
     assert_eq!(browser.eval(drawn), json!(true));
-    assert_eq!(browser.eval("document.querySelector('#lift-says').textContent.includes('bge alone')"), json!(true));
+    assert_eq!(
+        browser.eval("document.querySelector('#lift-says').textContent.includes('with bge, the best single model')"),
+        json!(true)
+    );
     browser.picture("learner-lift");
     browser.eval("document.getElementById('pause').click(), true");
     // By keys alone: a search, and another space.

@@ -233,13 +233,13 @@ fn scores_follow_the_formula_however_the_query_comes() {
 fn bad_queries_and_files_exit_with_1_and_say_why() {
     let golden = golden();
     for (query, expected) in [
-        ("[1, 2]", "the query has 2 components, the space has dim = 3"),
+        ("[1, 2]", "the query has 2 components, but the space has dim = 3"),
         ("[1, 2, 3, 4]", "parameters of space shop"),
         ("[0, 0, -0.0]", "zero vector"),
         ("[]", "zero vector"),
-        ("[1e39, 0, 0]", "the query holds a number that is not finite"),
-        ("\"AADAfwAAgD8AAIA/\"", "the query holds a number that is not finite"),
-        ("{\"query\":\"AADAfwAAgD8AAIA/\"}", "/query holds a number that is not finite"),
+        ("[1e39, 0, 0]", "the query contains a number that is not finite"),
+        ("\"AADAfwAAgD8AAIA/\"", "the query contains a number that is not finite"),
+        ("{\"query\":\"AADAfwAAgD8AAIA/\"}", "/query contains a number that is not finite"),
         ("[NaN, 0, 1]", "expected one JSON value: an array of numbers"),
         ("AACAPwAAgD8AAIA/", "expected one JSON value: an array of numbers"),
         ("", "no query in standard input"),
@@ -270,8 +270,8 @@ fn bad_queries_and_files_exit_with_1_and_say_why() {
         (write(directory.path(), "cut", &bytes[..bytes.len() - 1]), "cut: not a safetensors file"),
         (write(directory.path(), "text", "[1, 2, 3] and more of it"), "text: not a safetensors file"),
         (write(directory.path(), "other", changed("pointsman.params", "pointsman.parade")), "metadata format:"),
-        (write(directory.path(), "dim", changed("\"dim\":\"3\"", "\"dim\":\"4\"")), "does not fit dim = 4"),
-        (write(directory.path(), "floor", changed("\"0.1\"", "\"1.1\"")), "metadata floor: 1.1 is out of range"),
+        (write(directory.path(), "dim", changed("\"dim\":\"3\"", "\"dim\":\"4\"")), "does not match dim = 4"),
+        (write(directory.path(), "floor", changed("\"0.1\"", "\"1.1\"")), "metadata floor: 1.1 is not between 0 and 1"),
     ] {
         check(&["show", &file], "", 1, expected);
         check(&["show", &file, "--json"], "", 1, expected);

@@ -154,7 +154,7 @@ fn what_cannot_work_is_told() {
         (&["--token", "wrong"][..], 1, "401"),
         (&["--set", "learner.dim=5"][..], 1, "422"),
         (&["--set", "learner.models=[\"a\", \"b\", \"x\"]"][..], 1, "use its configuration"),
-        (&["--to", &url, "--token", ""][..], 1, "a bearer token is needed"),
+        (&["--to", &url, "--token", ""][..], 1, "missing or wrong bearer token"),
     ] {
         let output = run(&config, &[&["simulate", "--requests", "5"][..], arguments].concat());
         let told = text(&output.stderr);
@@ -179,7 +179,7 @@ fn health_is_an_exit_code() {
     let route = Process::start(&config, &["route"]);
     Client::new(port).await_status("/live", 200);
     check(&[], 0, "200");
-    check(&["--url", &ready], 1, "no parameters have been read yet");
+    check(&["--url", &ready], 1, "no parameters received yet");
     check(&["--url", "localhost"], 2, "http://host:port");
     route.terminate();
 }

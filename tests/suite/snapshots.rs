@@ -89,11 +89,11 @@ fn mistakes_are_told() {
         listed["generations"].as_array().unwrap().iter().map(|value| value["generation"].to_string()).collect();
     let no_such = format!("there is no generation 99; there are {}", numbers.join(", "));
     for (arguments, code, expected) in [
-        (&["list", "--store", "nowhere"][..], 1, "there is no store in nowhere"),
-        (&["show", "--store", "nowhere"], 1, "there is no store in nowhere"),
-        (&["verify", "--store", "nowhere"], 1, "there is no store in nowhere"),
-        (&["export", "--store", "nowhere", "--out", "x"], 1, "there is no store in nowhere"),
-        (&["rollback", "--store", "nowhere", "--to", "1"], 1, "there is no store in nowhere"),
+        (&["list", "--store", "nowhere"][..], 1, "no store in nowhere"),
+        (&["show", "--store", "nowhere"], 1, "no store in nowhere"),
+        (&["verify", "--store", "nowhere"], 1, "no store in nowhere"),
+        (&["export", "--store", "nowhere", "--out", "x"], 1, "no store in nowhere"),
+        (&["rollback", "--store", "nowhere", "--to", "1"], 1, "no store in nowhere"),
         (&["list", "--store", "empty"], 1, "the store empty has no snapshot yet"),
         (&["show", "--generation", "99"], 1, &no_such),
         (&["export", "--generation", "99", "--out", "x"], 1, &no_such),
@@ -106,12 +106,16 @@ fn mistakes_are_told() {
         (&["export", "--out", "no/such/directory/x"], 1, "cannot write no/such/directory/x"),
         (&["import", "--from", "nowhere.safetensors"], 1, "cannot read nowhere.safetensors"),
         (&["import", "--from", "bad.safetensors"], 1, "not a safetensors file"),
-        (&["import", "--from", "data/log/params/default.safetensors"], 1, "no exported eigen-decompositions"),
+        (
+            &["import", "--from", "data/log/params/default.safetensors"],
+            1,
+            "expected a file of `pointsman snapshots export`",
+        ),
         (&["import", "--space", "a shop", "--from", "good.safetensors"], 2, "a shop"),
         (
             &["import", "--store", "new", "--set", "learner.dim=7", "--from", "good.safetensors"],
             1,
-            "it has dim = 6, space default has 7",
+            "the file has dim = 6, but space default has dim = 7",
         ),
         (
             &["import", "--store", "new", "--set", "learner.models=[\"a\", \"b\"]", "--from", "good.safetensors"],
@@ -121,7 +125,7 @@ fn mistakes_are_told() {
         (
             &["import", "--store", "new", "--set", "learner.algorithm=uniform", "--from", "good.safetensors"],
             1,
-            "uniform cannot start from given parameters",
+            "uniform does not support imported parameters",
         ),
         (&["prune"], 2, "unrecognized subcommand"),
     ] {
@@ -251,7 +255,7 @@ fn import_goes_on_from_what_is_whole() {
     );
     let run = site.run(&["snapshots", "import", "--from", "all.safetensors"]);
     assert_eq!(run.code, Some(0), "{}", run.err);
-    assert!(run.err.contains("a snapshot is damaged"), "{}", run.err);
+    assert!(run.err.contains("snapshot is damaged"), "{}", run.err);
     let imported = site.json(&["snapshots", "show", "--json"]);
     for key in ["queries", "rewards", "applied", "pending", "version"] {
         assert_eq!(imported[key], older[key], "{key}");

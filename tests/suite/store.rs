@@ -113,14 +113,14 @@ fn a_store_that_is_not_ours_is_refused() {
             }
         };
         let set = format!("store.kind={other}");
-        check(&["learn", "--once", "--set", &set], &[&format!("made with store.kind = \"{kind}\"")]);
-        check(&["snapshots", "list", "--store", "nowhere"], &["there is no store in nowhere"]);
+        check(&["learn", "--once", "--set", &set], &[&format!("created with store.kind = \"{kind}\"")]);
+        check(&["snapshots", "list", "--store", "nowhere"], &["no store in nowhere"]);
         assert!(!site.path("nowhere").exists(), "looking makes nothing");
         for (format, expected) in [
-            (format!("2 {kind}\n"), &["has format 2", "upgrade pointsman"][..]),
-            (format!("60000 {kind}\n"), &["has format 60000", "upgrade pointsman"]),
-            ("one redb\n".to_owned(), &["`format` is not what was written", "mv data/store data/store.damaged"]),
-            (String::new(), &["`format` is not what was written", "replay --keep-open --store data/store"]),
+            (format!("2 {kind}\n"), &["has format version 2", "upgrade pointsman"][..]),
+            (format!("60000 {kind}\n"), &["has format version 60000", "upgrade pointsman"]),
+            ("one redb\n".to_owned(), &["`format` is invalid", "mv data/store data/store.damaged"]),
+            (String::new(), &["`format` is invalid", "replay --keep-open --store data/store"]),
         ] {
             fs::write(site.store().join("format"), format).unwrap();
             check(&["learn", "--once"], expected);
@@ -206,8 +206,10 @@ fn check_learn(site: &Site, store: &str, end: &str, newest: u64, what: &str) -> 
     }
     let found: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(found["state_digest"], end, "{what}: {err}");
-    let line =
-        err.lines().find(|line| line.contains("restored generation=")).unwrap_or_else(|| panic!("{what}: {err}"));
+    let line = err
+        .lines()
+        .find(|line| line.contains("restored snapshot generation="))
+        .unwrap_or_else(|| panic!("{what}: {err}"));
     let generation = line.split("generation=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     assert!(generation == newest || err.contains("damaged") || err.contains("older snapshot"), "{what}: {err}");
     Some(generation)

@@ -111,9 +111,9 @@ def test_problems_carry_field_and_detail() -> None:
         (500, b"", {}, "no detail", None),
         (500, b"[1]", {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, "[1]", None),
         (302, b"", {"Location": "http://127.0.0.1:1/"}, "no detail", None),
-        (200, b"not json", {}, "the answer is not a router's", None),
-        (200, {"model": "bge"}, {}, "the answer is not a router's", None),
-        (200, [1], {}, "the answer is not a router's", None),
+        (200, b"not json", {}, "unexpected response, not from a Pointsman router", None),
+        (200, {"model": "bge"}, {}, "unexpected response, not from a Pointsman router", None),
+        (200, [1], {}, "unexpected response, not from a Pointsman router", None),
     ],
 )
 def test_other_answers(
@@ -132,7 +132,7 @@ def test_nobody_there_and_nobody_answering() -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(Unreachable, match="timed out"):
             PointsmanClient(url, timeout_s=0.05).route([1.0])
-    with pytest.raises(Unreachable, match="did not answer"):
+    with pytest.raises(Unreachable, match="cannot reach the router at"):
         PointsmanClient(url).reward("r", 1.0)
 
 
@@ -149,13 +149,13 @@ def test_what_is_not_sent() -> None:
         client.route([1.0], request_id="")
     with pytest.raises(BadRequestId):
         client.reward("r", 1.0, event_id="")
-    with pytest.raises(ValueError, match="must be finite"):
+    with pytest.raises(ValueError, match="expected a finite number"):
         client.reward("r", float("inf"))
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:9464", "file:///etc/passwd", "http://", ""])
 def test_bad_addresses(url: str) -> None:
-    with pytest.raises(ValueError, match="is not the address of a router"):
+    with pytest.raises(ValueError, match="is not valid: expected a URL"):
         PointsmanClient(url)
 
 

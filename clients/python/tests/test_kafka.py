@@ -116,7 +116,7 @@ def test_a_follower_goes_on_through_trouble(caplog: pytest.LogCaptureFixture) ->
         assert sorted(follower.routers) == ["default", "shop"]
         assert consumer.idle.wait(10)
     assert consumer.closed and follower.routers["shop"].params.version == 5
-    assert "('routing-params', 3, 7) cannot be used: not a safetensors file" in caplog.text
+    assert "ignored invalid parameters at ('routing-params', 3, 7): not a safetensors file" in caplog.text
     assert "broken" in caplog.text
 
 

@@ -19,7 +19,7 @@ from .shared import made
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
-        ([1.0], "the query has 1 components, the space has dim = 2"),
+        ([1.0], "the query has 1 components, but the space has dim = 2"),
         (np.ones(3), "the query has 3 components"),
         ([], "zero vector"),
         ([0.0, -0.0], "zero vector"),
@@ -27,7 +27,7 @@ from .shared import made
         (np.array([np.inf, 1.0]), "component 0 of the query is inf"),
         ([1e39, 0.0], "component 0 of the query is inf"),
         ([10**400, 0], "must be a vector of numbers"),
-        (np.ones((1, 2)), "must have one dimension, not the shape (1, 2)"),
+        (np.ones((1, 2)), "the query has shape (1, 2): expected one dimension"),
         (["x", 1.0], "must be a vector of numbers"),
         ([None, {}], "must be a vector of numbers"),
         ([[1.0], [1.0, 2.0]], "must be a vector of numbers"),
@@ -82,7 +82,7 @@ def test_offers_never_go_back() -> None:
         assert router.params.stamp == ((epoch, version, revision) if taken else before)
     decision = router.route([1.0, 0.0])
     assert (decision.params_epoch, decision.params_version) == (1, 0)
-    with pytest.raises(BadParams, match="space shop, but this router is of space default"):
+    with pytest.raises(BadParams, match="for space shop, but this router serves space default"):
         router.offer(made(space="shop", epoch=9))
 
 

@@ -1,4 +1,4 @@
-//! The brokers: how clients are made, what they say of topics, and what can be wrong, by name.
+//! The Kafka cluster: creation of clients, metadata of topics, and errors.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
@@ -18,188 +18,188 @@ use super::unreadable::Unreadable;
 use crate::config::{KafkaConfig, MASK, OWN_FILES, is_harmless};
 use crate::transport::lock;
 
-/// How long the brokers are waited for in one call.
+/// Timeout of one call to the brokers.
 pub const CALL: Duration = Duration::from_secs(10);
 
-/// What is wrong, and what can be done.
+/// A Kafka error, with its remedy.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum Problem {
-    /// A client cannot be made.
+    /// A client cannot be created.
     #[error("transport.kafka.client: {0}")]
     BadClient(String),
     /// No broker answers.
-    #[error("no broker of {brokers} (transport.kafka.brokers) answers: {problem}")]
+    #[error("cannot reach any broker of {brokers} (transport.kafka.brokers): {problem}")]
     Unreachable {
-        /// Where they should be.
+        /// The bootstrap servers.
         brokers: String,
-        /// What the client says.
+        /// The error of the client.
         problem: String,
     },
-    /// The brokers do not let us in.
-    #[error("the brokers of {brokers} refuse the user or password (transport.kafka.client, sasl.*): {problem}")]
+    /// Authentication failed.
+    #[error("the brokers of {brokers} reject the credentials (sasl.* in transport.kafka.client): {problem}")]
     Authentication {
-        /// Where they are.
+        /// The bootstrap servers.
         brokers: String,
-        /// What the client says.
+        /// The error of the client.
         problem: String,
     },
-    /// A topic is not there.
-    #[error("there is no topic {0}: `pointsman topics init` makes it")]
+    /// A topic does not exist.
+    #[error("topic {0} does not exist: create it with `pointsman topics init`")]
     MissingTopic(String),
-    /// Both topics must have as many partitions.
+    /// The event topics differ in their number of partitions.
     #[error(
-        "{queries} has {of_queries} partitions, {rewards} has {of_rewards}: with transport.kafka.lanes = \"partition\" \
-         they must have as many; add partitions to the one, or use lanes = \"one\""
+        "topic {queries} has {of_queries} partitions, but {rewards} has {of_rewards}: transport.kafka.lanes = \"partition\" \
+         needs equal numbers; add partitions to the smaller topic, or set lanes = \"one\""
     )]
     UnequalPartitions {
-        /// A topic.
+        /// The queries topic.
         queries: String,
         /// Its partitions.
         of_queries: usize,
-        /// The other topic.
+        /// The rewards topic.
         rewards: String,
         /// Its partitions.
         of_rewards: usize,
     },
-    /// Messages that were not read yet are gone.
+    /// Retention deleted unread messages.
     #[error(
-        "offsets lost: {log} is to be read from offset {wanted}, but begins at {oldest}: retention has deleted \
-         {} messages that were not learned from. `learn --accept-gap` goes on without them, and records it; more \
-         retention (retention.ms) avoids it", oldest - wanted
+        "offsets lost: {log} resumes at offset {wanted}, but starts at {oldest}: retention deleted {} unread messages. \
+         `pointsman learn --accept-gap` skips them and records the gap; raise retention.ms of the topic to avoid this",
+        oldest - wanted
     )]
     OffsetsLost {
         /// Topic and partition.
         log: String,
-        /// Where to read on.
+        /// Offset to resume from.
         wanted: u64,
-        /// Where it begins.
+        /// First offset of the partition.
         oldest: u64,
     },
     /// A batch cannot be read.
     #[error("{0}")]
     Unreadable(Unreadable),
-    /// A topic is not the one that was read before.
+    /// A topic was deleted and recreated.
     #[error(
-        "topic recreated: {log} was read up to offset {wanted}, but {found}. `learn --accept-gap` reads the new topic \
-         from its beginning, and records it"
+        "topic recreated: {log} was read up to offset {wanted}, but {found}. `pointsman learn --accept-gap` reads the new \
+         topic from its beginning and records the gap"
     )]
     Recreated {
         /// Topic and partition.
         log: String,
-        /// Where to read on.
+        /// Offset to resume from.
         wanted: u64,
-        /// What is there now.
+        /// What was found instead.
         found: String,
     },
-    /// The store was made from other logs.
+    /// The store holds positions in other logs.
     #[error(
-        "the store has read other logs ({0}, for one), so it is not known where to go on in the topics: say it with \
-         `pointsman snapshots import --start-at FILE`, where FILE is what `pointsman dump` wrote beside the logs"
+        "the store holds positions in other logs (such as {0}), not in these topics: set them with `pointsman snapshots \
+         import --start-at FILE`, where FILE is the positions file that `pointsman dump` wrote next to the logs"
     )]
     OtherLogs(String),
-    /// The store has other lanes.
+    /// The store holds other lanes.
     #[error(
-        "the store has a lane {0:?}, which transport.kafka.lanes does not make: lanes cannot be changed in a store, use \
-         another store.dir"
+        "the store holds lane {0:?}, which does not match transport.kafka.lanes: a store cannot change its lanes; set lanes \
+         back, or set another store.dir"
     )]
     OtherLanes(String),
-    /// A topic has grown.
+    /// The number of partitions has changed.
     #[error(
-        "topic {topic} has {now} partitions, it had {before}: with transport.kafka.lanes = \"partition\" spaces have moved to \
-         others, away from what was learned. Stop the whole fleet and the producers, then `pointsman repartition` moves \
-         the spaces after them"
+        "topic {topic} has {now} partitions, but its lanes were created for {before}: with transport.kafka.lanes = \
+         \"partition\" spaces now map to other lanes. Stop the producers and the whole fleet, then run `pointsman repartition` \
+         to move their states"
     )]
     MorePartitions {
         /// The topic.
         topic: String,
-        /// Its partitions when the state was written.
+        /// Partitions when the state was written.
         before: usize,
-        /// Its partitions.
+        /// Partitions now.
         now: usize,
     },
     /// The state of a lane cannot be used.
     #[error(
-        "the state of a lane in {lane} (transport.kafka.topics.snapshots) cannot be used: {problem}. If it is lost, delete \
-         the records of that partition: the instance whose store has the newest copy of the lane then goes on from it"
+        "cannot use the state of the lane in {lane} (transport.kafka.topics.snapshots): {problem}. If it is lost, delete the \
+         records of that partition: the instance whose store has the newest copy of the lane then restores it"
     )]
     BadState {
         /// Topic and partition.
         lane: String,
-        /// What is wrong.
+        /// What is wrong with it.
         problem: String,
     },
-    /// The snapshots topic is not what lanes need.
+    /// The snapshots topic does not meet the requirements of lanes.
     #[error(
         "topic {topic} (transport.kafka.topics.snapshots) {problem}: with transport.kafka.lanes = \"partition\" {wanted}"
     )]
     BadSnapshotsTopic {
         /// The topic.
         topic: String,
-        /// What it is like.
+        /// The setting found.
         problem: String,
-        /// What it has to be, and how to make it so.
+        /// The setting required, and what to do.
         wanted: String,
     },
-    /// Events are not kept for long enough.
+    /// The retention of a topic is too short.
     #[error(
-        "topic {topic} keeps events for {found} ms (retention.ms), less than the {wanted} ms that a join may take \
-         (join.window_ms, join.early_ms, join.reorder_ms) with the time to take over a lane: raise retention.ms there, or \
-         lower join.window_ms"
+        "topic {topic} has retention.ms = {found}, but a join with the takeover of a lane may need {wanted} ms \
+         (join.window_ms, join.early_ms, join.reorder_ms): raise retention.ms of the topic, or lower join.window_ms"
     )]
     ShortRetention {
         /// The topic.
         topic: String,
-        /// How long it keeps them.
+        /// Its retention in milliseconds.
         found: u64,
-        /// How long it must.
+        /// The required retention in milliseconds.
         wanted: u64,
     },
     /// Another instance has taken over.
-    #[error("lane {0} was taken over by another instance: what was learned since its last snapshot is given up here")]
+    #[error("lane {0} is fenced: another instance took it over and resumes from its last snapshot")]
     Fenced(String),
-    /// Parameters do not fit into a message.
+    /// Parameters exceed the message size of their topic.
     #[error(
-        "oversized parameters: those of space {space} take {bytes} bytes, more than max.message.bytes = {most} of \
-         topic {topic}: raise it there to {bytes} or more, or lower learner.rank to {rank}"
+        "oversized parameters: space {space} needs {bytes} bytes, but topic {topic} has max.message.bytes = {most}: raise it \
+         to {bytes} or more, or lower learner.rank to {rank}"
     )]
     OversizedParams {
         /// The space.
         space: String,
-        /// What they take.
+        /// Their size.
         bytes: usize,
-        /// What a message may take.
+        /// max.message.bytes of the topic.
         most: usize,
-        /// The parameters' topic.
+        /// The parameters topic.
         topic: String,
         /// A rank that fits.
         rank: usize,
     },
-    /// Another instance reads the same.
+    /// Another instance reads the same topics.
     #[error(
-        "another instance: {0} is a member of the consumer group (transport.kafka.group), of which one is active. One that has died leaves the group when its session times out (45 s unless \
-         configured)"
+        "another instance: {0} is a member of the consumer group (transport.kafka.group), and transport.kafka.lanes = \
+         \"one\" permits one instance: stop it first. A dead instance leaves the group when its session times out (45 s by \
+         default)"
     )]
     AnotherInstance(String),
-    /// All lanes are wanted, but others have some.
+    /// Other instances own lanes.
     #[error(
-        "another instance: {0} is a member of the consumer group (transport.kafka.group), and has lanes: stop the whole \
-         fleet first. One that has died leaves the group when its session times out"
+        "another instance: {0} is a member of the consumer group (transport.kafka.group) and may own lanes: stop the whole \
+         fleet first. A dead instance leaves the group when its session times out"
     )]
     FleetRuns(String),
-    /// A message could not be delivered.
-    #[error("{topic}: {number} messages could not be delivered within transport.kafka.delivery_timeout_ms: {problem}")]
+    /// Messages could not be delivered.
+    #[error("cannot deliver {number} messages to {topic} within transport.kafka.delivery_timeout_ms: {problem}")]
     NotDelivered {
-        /// Where to.
+        /// Their destination.
         topic: String,
-        /// How many.
+        /// Number of messages.
         number: usize,
-        /// What the client says.
+        /// The error of the client.
         problem: String,
     },
     /// A broker cannot answer now: it restarts, elects a leader or does not reach us. A retry may succeed.
     #[error("{doing}: {problem}")]
     Transient {
-        /// While doing this.
+        /// The operation.
         doing: String,
         /// What the client says.
         problem: String,
@@ -207,14 +207,14 @@ pub enum Problem {
     /// Anything else.
     #[error("{doing}: {problem}")]
     Failed {
-        /// While doing this.
+        /// What failed.
         doing: String,
-        /// What the client says.
+        /// The error of the client.
         problem: String,
     },
 }
 
-/// What the client has said of trouble, newest last; shared by all clients of a process.
+/// Errors of the Kafka clients of a process.
 #[derive(Debug, Default)]
 pub struct Trouble {
     last: Mutex<Option<(RDKafkaErrorCode, String)>>,
@@ -223,19 +223,19 @@ pub struct Trouble {
 }
 
 impl Trouble {
-    /// Notes an error of a client.
+    /// Records an error of a client.
     pub fn note(&self, error: &KafkaError, reason: &str) {
         let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail);
-        // An answer to a question of ours.
+        // Not an error: the end of a partition.
         if code == RDKafkaErrorCode::PartitionEOF {
             return;
         }
         *lock(&self.counts).entry(format!("{code:?}")).or_default() += 1;
-        // That all brokers are down says less than why.
+        // "All brokers down" is less specific than its cause.
         if code != RDKafkaErrorCode::AllBrokersDown {
             *lock(&self.last) = Some((code, reason.to_owned()));
         }
-        tracing::debug!(%error, reason, "kafka");
+        tracing::debug!(%error, reason, "kafka client error");
     }
 
     /// Errors so far, by code.
@@ -243,22 +243,22 @@ impl Trouble {
         lock(&self.counts).clone()
     }
 
-    /// Why brokers are not reached, if that was said.
+    /// Why brokers cannot be reached, if known.
     fn reason(&self) -> Option<(RDKafkaErrorCode, String)> {
         lock(&self.last).clone()
     }
 }
 
-/// A client's log line, as one of ours.
+/// Forwards a log line of a client.
 pub fn log_line(level: RDKafkaLogLevel, facility: &str, line: &str) {
-    // What it calls an error it tries again; what cannot be mended reaches us as one.
+    // The client retries what it logs as an error; permanent errors are returned to the caller.
     match level {
         RDKafkaLogLevel::Debug | RDKafkaLogLevel::Info => tracing::trace!(facility, "librdkafka: {line}"),
         _ => tracing::debug!(facility, "librdkafka: {line}"),
     }
 }
 
-/// A client of no callbacks but those of trouble.
+/// A client context that records errors.
 #[derive(Clone)]
 pub struct Plain(pub Arc<Trouble>);
 
@@ -279,24 +279,23 @@ impl ConsumerContext for Plain {}
 pub struct Cluster {
     /// The configuration.
     pub config: KafkaConfig,
-    /// What clients said of trouble.
+    /// Errors of the clients.
     pub trouble: Arc<Trouble>,
     client: ClientConfig,
     asking: Arc<BaseConsumer<Plain>>,
 }
 
 impl Cluster {
-    /// A cluster that is not asked for anything yet. Fails where the client's settings are wrong.
+    /// Creates the client without contacting the cluster. Fails if the client settings are invalid.
     pub fn new(config: &KafkaConfig) -> Result<Self, Problem> {
         let mut client = ClientConfig::new();
-        // A broker that comes back is noticed soon.
+        // Reconnect soon after a broker comes back.
         client.set("client.id", "pointsman").set("reconnect.backoff.max.ms", "1000");
         for (key, value) in config.client.iter() {
             match key.strip_suffix(".file").filter(|_| !OWN_FILES.contains(&key)) {
                 Some(name) => {
-                    let text = std::fs::read_to_string(value).map_err(|error| {
-                        Problem::BadClient(format!("cannot read the file that {key} names: {error}"))
-                    })?;
+                    let text = std::fs::read_to_string(value)
+                        .map_err(|error| Problem::BadClient(format!("cannot read the file of {key}: {error}")))?;
                     client.set(name, text.trim_end_matches(['\n', '\r']));
                 }
                 None => drop(client.set(key, value)),
@@ -308,7 +307,7 @@ impl Cluster {
         asking
             .set("group.id", &config.group)
             .set("enable.auto.commit", "false")
-            // The end is where transactions are still open: what is after it cannot be read yet.
+            // The end is the last stable offset: messages of open transactions cannot be read yet.
             .set("isolation.level", "read_committed");
         let asking = make(&asking, Plain(trouble.clone()))?;
         Ok(Self { config: config.clone(), trouble, client, asking: Arc::new(asking) })
@@ -339,31 +338,31 @@ impl Cluster {
         client
     }
 
-    /// A client that administers.
+    /// An admin client.
     pub fn admin(&self) -> Result<AdminClient<DefaultClientContext>, Problem> {
         let context = DefaultClientContext;
         AdminClient::from_config_and_context(&self.client, context)
             .map_err(|error| Problem::BadClient(without_secrets(error)))
     }
 
-    /// Options of what is administered.
+    /// Options of admin requests.
     pub fn admin_options() -> AdminOptions {
         AdminOptions::new().request_timeout(Some(CALL)).operation_timeout(Some(CALL))
     }
 
-    /// Makes sure that a broker answers.
+    /// Checks that a broker answers.
     pub fn reach(&self) -> Result<(), Problem> {
         self.reach_within(CALL)
     }
 
-    /// Waits until a broker answers, for as long as it takes, while `go_on`; tells now and then why it does not.
+    /// Waits until a broker answers, as long as `go_on` holds; logs the problem at intervals.
     pub fn await_reach(&self, go_on: impl Fn() -> bool) -> Result<bool, Problem> {
         let mut told: Option<Instant> = None;
         while go_on() {
             match self.reach_within(Duration::from_secs(2)) {
                 Err(problem @ Problem::Unreachable { .. }) => {
                     if told.is_none_or(|at| at.elapsed() > Duration::from_secs(15)) {
-                        tracing::warn!("{problem}; trying again");
+                        tracing::warn!("{problem}; retrying");
                         told = Some(Instant::now());
                     }
                 }
@@ -377,7 +376,7 @@ impl Cluster {
     fn reach_within(&self, timeout: Duration) -> Result<(), Problem> {
         let until = Instant::now() + timeout;
         loop {
-            // Errors are told when the client is polled.
+            // Polling the client delivers its errors.
             let _ = self.asking.poll(Duration::ZERO);
             let asked = self.asking.fetch_metadata(Some(&self.config.topics.queries), Duration::from_millis(500));
             let Err(error) = asked else { return Ok(()) };
@@ -398,7 +397,7 @@ impl Cluster {
 
     /// Partitions of a topic.
     pub fn partitions(&self, topic: &str) -> Result<usize, Problem> {
-        let failed = |error: KafkaError| failed(format!("asking for topic {topic}"), &error);
+        let failed = |error: KafkaError| failed(format!("cannot get metadata of topic {topic}"), &error);
         let metadata = self.asking.fetch_metadata(Some(topic), CALL).map_err(failed)?;
         let found = metadata.topics().iter().find(|found| found.name() == topic);
         match found.map(|found| (found.error(), found.partitions().len())) {
@@ -408,18 +407,19 @@ impl Cluster {
         }
     }
 
-    /// The offsets of the first message of a partition, and after its last.
+    /// The low and high watermarks of a partition.
     pub fn watermarks(&self, topic: &str, partition: i32) -> Result<(u64, u64), Problem> {
         let (low, high) = self
             .asking
             .fetch_watermarks(topic, partition, CALL)
-            .map_err(|error| failed(format!("asking for the offsets of {topic}/{partition}"), &error))?;
+            .map_err(|error| failed(format!("cannot get the offsets of {topic}/{partition}"), &error))?;
         Ok((low.max(0).unsigned_abs(), high.max(0).unsigned_abs()))
     }
 
-    /// The offset of a partition's first message that is not older than `ms`; after its last if there is none.
+    /// The offset of the first message not older than `ms`; the end of the partition if there is none.
     pub fn offset_at(&self, topic: &str, partition: i32, ms: i64) -> Result<u64, Problem> {
-        let failed = |error: KafkaError| failed(format!("asking for {topic}/{partition} at time {ms}"), &error);
+        let failed =
+            |error: KafkaError| failed(format!("cannot get the offset of {topic}/{partition} at time {ms}"), &error);
         let mut asked = rdkafka::TopicPartitionList::new();
         asked.add_partition_offset(topic, partition, rdkafka::Offset::Offset(ms)).map_err(failed)?;
         let found = self.asking.offsets_for_times(asked, CALL).map_err(failed)?;
@@ -431,20 +431,21 @@ impl Cluster {
 
     /// Members of the consumer group: client and host.
     pub fn members(&self) -> Result<Vec<(String, String)>, Problem> {
-        let failed = |error: KafkaError| failed(format!("asking for group {}", self.config.group), &error);
+        let failed =
+            |error: KafkaError| failed(format!("cannot get the members of group {}", self.config.group), &error);
         let groups = self.asking.fetch_group_list(Some(&self.config.group), CALL).map_err(failed)?;
         let members = groups.groups().iter().flat_map(|group| group.members());
         Ok(members.map(|member| (member.client_id().to_owned(), member.client_host().to_owned())).collect())
     }
 
-    /// What tells topics from others of the same name that were there before or will be.
+    /// Topic IDs, which distinguish a recreated topic from the old one of the same name.
     pub fn topic_ids(&self, topics: &[&str]) -> Result<BTreeMap<String, String>, Problem> {
         let names: Vec<CString> = topics.iter().filter_map(|topic| CString::new(*topic).ok()).collect();
         describe(self.asking.client().native_ptr(), &names)
     }
 }
 
-/// A client by these settings.
+/// Creates a client with these settings.
 pub fn make<C, T: FromClientConfigAndContext<C>>(settings: &ClientConfig, context: C) -> Result<T, Problem>
 where
     C: ClientContext,
@@ -452,7 +453,7 @@ where
     T::from_config_and_context(settings, context).map_err(|error| Problem::BadClient(without_secrets(error)))
 }
 
-/// What the client says of its settings, without values that may be secret.
+/// The client's complaint about its settings, with secret values masked.
 fn without_secrets(error: KafkaError) -> String {
     match error {
         KafkaError::ClientConfig(_, problem, key, value) if is_harmless(&key) || value.is_empty() => {
@@ -463,7 +464,7 @@ fn without_secrets(error: KafkaError) -> String {
     }
 }
 
-/// Whether an error lasts: the client mends all others by itself.
+/// Whether an error is permanent: the client recovers from all others by itself.
 pub fn is_lasting(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
     let lasting = [
@@ -480,23 +481,25 @@ pub fn is_lasting(error: &KafkaError) -> bool {
     fatal || error.rdkafka_error_code().is_some_and(|code| lasting.contains(&code))
 }
 
-/// What a lasting error comes to.
+/// The problem that a permanent error reports; `doing` is a phrase such as "reading topic x".
 pub fn lasting(doing: &str, error: &KafkaError) -> Problem {
     use RDKafkaErrorCode as Code;
     match error.rdkafka_error_code() {
         Some(Code::AutoOffsetReset | Code::OffsetOutOfRange) => Problem::Failed {
             doing: format!("offsets lost while {doing}"),
-            problem: "retention deleted messages before they were read: start again to see which".to_owned(),
+            problem: "retention deleted messages before they were read; restart to see which".to_owned(),
         },
-        Some(Code::FencedInstanceId) => Problem::AnotherInstance("one with a copy of the same store".to_owned()),
-        Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
-            failed(format!("a topic is gone while {doing}"), error)
+        Some(Code::FencedInstanceId) => {
+            Problem::AnotherInstance("an instance with a copy of the same store".to_owned())
         }
-        _ => failed(doing, error),
+        Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
+            failed(format!("a topic was deleted while {doing}"), error)
+        }
+        _ => failed(format!("error while {doing}"), error),
     }
 }
 
-/// A problem of no other name: transient where the error code is.
+/// A problem without a variant of its own: transient if the error code is.
 pub fn failed(doing: impl Into<String>, error: &KafkaError) -> Problem {
     let (doing, problem) = (doing.into(), error.to_string());
     match error.rdkafka_error_code() {
@@ -510,7 +513,7 @@ fn of_topic(topic: &str, code: RDKafkaErrorCode) -> Problem {
     use RDKafkaErrorCode as Code;
     match code {
         Code::UnknownTopicOrPartition | Code::UnknownTopic => Problem::MissingTopic(topic.to_owned()),
-        code => failed(format!("describing topic {topic}"), &KafkaError::AdminOp(code)),
+        code => failed(format!("cannot describe topic {topic}"), &KafkaError::AdminOp(code)),
     }
 }
 
@@ -543,7 +546,7 @@ fn is_transient(code: RDKafkaErrorCode) -> bool {
     .contains(&code)
 }
 
-/// Topic ids, which rdkafka has no call for.
+/// Reads topic IDs; rdkafka has no wrapper for this call.
 fn describe(client: *mut ffi::rd_kafka_t, names: &[CString]) -> Result<BTreeMap<String, String>, Problem> {
     let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
     // SAFETY: the client outlives the call. The collection, the queue and the event are made here and destroyed here;
@@ -566,9 +569,10 @@ fn describe(client: *mut ffi::rd_kafka_t, names: &[CString]) -> Result<BTreeMap<
 /// # Safety
 /// The event must be null, or live and the answer to a description of topics.
 unsafe fn read_ids(event: *mut ffi::rd_kafka_event_t) -> Result<BTreeMap<String, String>, Problem> {
-    let doing = "asking for topic ids";
+    let doing = "cannot get topic IDs";
     if event.is_null() {
-        return Err(Problem::Transient { doing: doing.to_owned(), problem: "no answer in time".to_owned() });
+        let problem = "the brokers did not answer in time".to_owned();
+        return Err(Problem::Transient { doing: doing.to_owned(), problem });
     }
     let text = |pointer: *const std::ffi::c_char| {
         // SAFETY: librdkafka's strings end with a zero byte and live as long as the event.

@@ -1,18 +1,16 @@
-//! Partitions as logs of the merge.
+//! Kafka partitions as logs of the merge.
 //!
-//! One thread polls the client for all partitions, reads the events, and puts them into a queue a partition; a queue that
-//! is full pauses its partition. The engine's thread takes them from there. When partitions are assigned, the offsets
-//! from which to read on are put into the assignment itself: they are ours, from the snapshot, then from what was read
-//! since; the group's committed offsets are never asked.
+//! One thread polls the client for all partitions, parses the events and appends them to one queue per partition. A full
+//! queue pauses its partition. The engine's thread drains the queues. An assignment carries its start offsets: those of
+//! the snapshot, then of what was read since. The committed offsets of the group are never read.
 //!
-//! Where lanes move from one instance to another, a member asks the group for partitions of queries alone: whoever has
-//! one reads the partition of rewards of the same number beside it, so that a pair cannot be split. A rebalance is then a
-//! message to the owner of the lanes ([`Rebalance`]), which the polling thread waits for: the owner opens lanes before they
-//! are read, and closes them before another can have them. The owner never waits for the polling thread, but to join it
-//! after its own end of the channel is gone.
+//! Where lanes move between instances, a member subscribes to the queries topic alone. The owner of a queries partition
+//! also reads the rewards partition of the same number, so a pair cannot be split. A rebalance is a message to the owner of
+//! the lanes ([`Rebalance`]), which the polling thread waits for: the owner opens lanes before they are read, and closes
+//! them before another instance can own them. The owner never waits for the polling thread, except to join it after
+//! dropping its end of the channel.
 //!
-//! Whether a partition has nothing more is told by the client's statistics: offsets have gaps, so that the end cannot be
-//! told from the last message.
+//! The client's statistics tell when a partition is at its end: offsets have gaps, so the last message does not.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -42,79 +40,77 @@ use crate::merge::{MergeState, Origin, Read, Source, Sourced};
 use crate::transport::{Log, lock};
 use crate::wire::events::{Bad, Parser};
 
-/// A queue takes no more than so many events, and bytes, before its partition is paused.
+/// Queue limits. A full queue pauses its partition.
 const QUEUE_EVENTS: usize = 16_384;
 const QUEUE_BYTES: usize = 64 << 20;
 
-/// What the client reads ahead of a partition, unless its settings say otherwise: what it has when the partition is
-/// paused it throws away and reads again.
+/// Read-ahead of the client, unless configured: it discards read-ahead messages when a partition is paused.
 const AHEAD: [(&str, &str); 3] = [
     ("queued.min.messages", "10000"),
     ("queued.max.messages.kbytes", "8192"),
-    // When it has so much, it looks this much later whether it wants more.
+    // How soon it checks again once these limits are reached.
     ("fetch.queue.backoff.ms", "20"),
 ];
 
-/// Bytes that are kept of what comes with an event: anyone can write into a topic, and all of it waits in memory.
+/// Limits on the metadata of an event: it is held in memory, and anyone can write to a topic.
 const KEY_BYTES_MAX: usize = 1024;
 const TRACEPARENT_BYTES_MAX: usize = 128;
 const CONTENT_TYPE_BYTES_MAX: usize = 80;
 
-/// For so long after it was paused the client's word for how far it read a partition is not taken, unless a message has
-/// come since.
+/// How long after a resume the client's position of a partition is distrusted, unless a message has arrived since.
 const UNSURE: Duration = Duration::from_secs(5);
 
-/// After every so many errors that may be those of a batch that cannot be read, the batch is looked for.
+/// Number of suspicious errors after which an unreadable batch is searched for.
 const SUSPECTS: u64 = 3;
 
-/// How often the ends of partitions that have stopped are asked for.
+/// Interval at which the ends of stopped partitions are queried.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// How often the client tells how far it is.
+/// Interval of the client's statistics.
 const STATISTICS_MS: u64 = 250;
 
 /// How partitions are read.
 #[derive(Debug, Clone)]
 pub enum Membership {
-    /// Alone: whatever is given is read.
+    /// Without a group: reads the given partitions.
     Alone,
-    /// As a member of the group, under a name that outlives the process.
+    /// As a static member of the group.
     Group {
-        /// The name.
+        /// The member ID.
         instance: String,
     },
     /// As one of many members that share the partitions.
     Fleet {
-        /// Its name.
+        /// The member ID.
         instance: String,
-        /// Who opens and closes lanes.
+        /// Opens and closes lanes.
         owner: Sender<Rebalance>,
     },
 }
 
-/// Lanes that come or go. Nothing is read of them before, or after, it is answered; no answer will do where the owner is
-/// gone.
+/// Assignment or revocation of lanes. They are read only after an assignment is answered, and until a revocation is
+/// answered. A dropped channel counts as an answer.
 #[derive(Debug)]
 pub enum Rebalance {
-    /// These are to be opened.
+    /// Lanes to open.
     Given {
         /// Numbers of the pairs of partitions.
         lanes: Vec<i32>,
-        /// To be told when they are open.
+        /// Notified when they are open.
         done: SyncSender<()>,
     },
-    /// These are to be closed.
+    /// Lanes to close.
     Taken {
         /// Numbers of the pairs of partitions.
         lanes: Vec<i32>,
-        /// Whether another may have them already.
+        /// Whether another instance may own them already.
         lost: bool,
-        /// To be told when they are closed.
+        /// Notified when they are closed.
         done: SyncSender<()>,
     },
 }
 
-/// A member of a fleet that says nothing for so long is taken for dead, unless the client's settings say otherwise.
+/// Session timeout of fleet members, unless configured.
 const SESSION: (&str, &str) = ("session.timeout.ms", "10000");
 
 /// Reads partitions on a thread of its own, until it is dropped.
@@ -127,25 +123,25 @@ pub struct Reader {
 /// What the threads share.
 struct Shared {
     partitions: Mutex<BTreeMap<(Side, i32), Arc<Queue>>>,
-    /// Partitions that turned up since the start: they are yet to be merged.
+    /// Partitions added since the start, not merged yet.
     added: Mutex<Vec<(Place, Arc<Queue>)>>,
     topics: [String; 2],
-    /// Whether some queue has something new.
+    /// Whether a queue has new events.
     news: Mutex<bool>,
     changed: Condvar,
     problem: Mutex<Option<Problem>>,
     stop: AtomicBool,
-    /// Whether the group has said what is ours, and that is all where there is one lane.
+    /// Whether the group has assigned partitions; with one lane, all of them.
     assigned: AtomicBool,
     rebalances: AtomicU64,
-    /// Whether to leave the group and come again.
+    /// Whether to leave and rejoin the group.
     rejoin: AtomicBool,
-    /// Who opens and closes lanes, where they move.
+    /// Opens and closes lanes, where they move.
     owner: Option<Sender<Rebalance>>,
     trouble: Arc<Trouble>,
 }
 
-/// What was read of a partition and not yet taken.
+/// Events of a partition that the engine has not taken yet.
 #[derive(Default)]
 struct Queue {
     state: Mutex<QueueState>,
@@ -157,16 +153,16 @@ struct QueueState {
     bytes: usize,
     /// The offset of the next message.
     next: u64,
-    /// Where the partition ends, as far as is known.
+    /// Last known end of the partition.
     end: Option<u64>,
     /// The batch at which reading has stopped.
     unreadable: Option<Unreadable>,
-    /// The client said that there is nothing more; true once that is sure.
+    /// Whether the client reported the end of the partition, not confirmed yet.
     ending: bool,
-    /// Since when there is nothing more.
+    /// When the end was reached.
     ended: Option<Instant>,
     paused: bool,
-    /// When it was resumed, if no message has come since.
+    /// When it was resumed, if no message has arrived since.
     resumed: Option<Instant>,
 }
 
@@ -187,12 +183,12 @@ pub struct Partition {
 /// What the end of a partition means.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Ending {
-    /// More may come; after `idle` without any, nobody waits for it.
+    /// Keep reading; after `idle` without events, the merge stops waiting for this partition.
     Follow {
-        /// How long it is waited for.
+        /// How long the merge waits.
         idle: Duration,
     },
-    /// Nothing from this offset on is read.
+    /// Stop before this offset.
     Until(u64),
 }
 
@@ -242,7 +238,7 @@ impl ConsumerContext for Watch {
             }
         };
         if let Err(error) = done {
-            self.0.fail(failed("taking partitions", &error));
+            self.0.fail(failed("cannot assign partitions", &error));
         }
     }
 }
@@ -252,7 +248,7 @@ impl Shared {
         &self.topics[side as usize]
     }
 
-    /// A partition that is read from its place on, when it comes to that.
+    /// Registers a partition to be read from its position.
     fn open(self: &Arc<Self>, place: &Place, ending: Ending) -> Partition {
         let state = QueueState { next: place.position.floor, ..QueueState::default() };
         let queue = Arc::new(Queue { state: Mutex::new(state) });
@@ -270,7 +266,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Takes partitions, each from where it is to be read.
+    /// Assigns partitions with their start offsets.
     fn assign(&self, consumer: &BaseConsumer<Watch>, given: &TopicPartitionList) -> Result<(), KafkaError> {
         let mut assignment = TopicPartitionList::new();
         let mut partitions = lock(&self.partitions);
@@ -281,7 +277,7 @@ impl Shared {
             missing.remove(&key);
             let queue = partitions.entry(key).or_insert_with(|| self.add(side, element.partition()));
             let mut state = lock(&queue.state);
-            // What is assigned anew is not paused.
+            // A new assignment is not paused.
             if std::mem::take(&mut state.paused) {
                 state.resumed = Some(Instant::now());
             }
@@ -295,16 +291,16 @@ impl Shared {
             tracing::warn!(
                 topic = self.topic(*side),
                 partition,
-                "another member of the group has some of the partitions: waiting for them"
+                "another member of the group owns some partitions; waiting for them"
             );
             return consumer.assign(&TopicPartitionList::new());
         }
         self.assigned.store(true, Ordering::Relaxed);
-        tracing::debug!(partitions = assignment.count(), "partitions are assigned");
+        tracing::debug!(partitions = assignment.count(), "partitions assigned");
         consumer.assign(&assignment)
     }
 
-    /// Has lanes opened, then reads them on from where they are.
+    /// Asks the owner to open lanes, then reads them.
     fn give(
         &self,
         consumer: &BaseConsumer<Watch>,
@@ -318,8 +314,8 @@ impl Shared {
         for lane in lanes {
             let queue = |side| lock(&self.partitions).get(&(side, lane)).cloned();
             let (Some(queries), Some(rewards)) = (queue(Side::Query), queue(Side::Reward)) else {
-                // Its owner is gone, or has lost it while opening it, and asks for it anew.
-                tracing::warn!(lane, "a lane is not read");
+                // Its owner has stopped, or lost the lane while opening it and rejoins the group.
+                tracing::warn!(lane, "lane was not opened; not reading it");
                 continue;
             };
             for (side, queue) in [(Side::Query, queries), (Side::Reward, rewards)] {
@@ -327,13 +323,13 @@ impl Shared {
                 assignment.add_partition_offset(self.topic(side), lane, offset)?;
             }
         }
-        tracing::debug!(partitions = assignment.count(), "partitions are assigned");
+        tracing::debug!(partitions = assignment.count(), "partitions assigned");
         consumer.incremental_assign(&assignment)?;
         self.assigned.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Has lanes closed, then reads them no more.
+    /// Asks the owner to close lanes, then stops reading them.
     fn take(
         &self,
         consumer: &BaseConsumer<Watch>,
@@ -352,23 +348,23 @@ impl Shared {
         consumer.incremental_unassign(&taken)
     }
 
-    /// Asks the owner, and waits until it has answered, or is gone.
+    /// Asks the owner and waits for its answer, or for its end.
     fn ask(&self, owner: &Sender<Rebalance>, message: impl FnOnce(SyncSender<()>) -> Rebalance) {
         let (done, answer) = sync_channel(1);
         let sent = owner.send(message(done)).is_ok();
         self.tell();
         if sent {
-            // An error is the owner's end.
+            // An error means that the owner has ended.
             let _ = answer.recv();
         }
     }
 
-    /// A partition that was not there at the start.
+    /// Adds a partition that did not exist at the start.
     fn add(&self, side: Side, partition: i32) -> Arc<Queue> {
         let topic = self.topic(side).to_owned();
-        tracing::info!(topic, partition, "a new partition: it is read from its beginning");
+        tracing::info!(topic, partition, "new partition; reading it from its beginning");
         let queue = Arc::new(Queue::default());
-        // Its name wants the topic's id, which whoever adds it to the merge has.
+        // The caller that merges it adds the name, which needs the topic ID.
         let place = Place { side, topic, partition, name: String::new(), position: at(0) };
         lock(&self.added).push((place, queue.clone()));
         self.tell();
@@ -382,8 +378,8 @@ impl QueueState {
         self.ended.get_or_insert_with(Instant::now);
     }
 
-    /// Whether the client's word for how far it has read can be taken. Paused, it throws away what it had read ahead, and
-    /// says so only when it reads again: which the first message shows.
+    /// Whether the client's reported position can be trusted. A paused client discards its read-ahead, and corrects its
+    /// position only when it reads again, which the first message shows.
     fn is_sure(&self) -> bool {
         !self.paused && self.resumed.is_none_or(|since| since.elapsed() > UNSURE)
     }
@@ -398,8 +394,8 @@ impl QueueState {
 }
 
 impl Reader {
-    /// Reads these partitions on; returns them, too, to be merged. Where each space has a partition of its own, `spread`
-    /// says which. With `accept_gap` a batch that cannot be read becomes one bad event, else its partition stops there.
+    /// Starts to read these partitions; also returns them as logs to merge. `spread` maps spaces to partitions where each
+    /// has its own. With `accept_gap` an unreadable batch becomes one dead letter; without, its partition stops there.
     pub fn start(
         cluster: &Cluster,
         parser: Arc<Parser>,
@@ -438,7 +434,7 @@ impl Reader {
             Membership::Group { instance } => {
                 settings.set("group.instance.id", instance).set("client.id", instance);
             }
-            // Not under a name that outlives the process: that would keep its lanes from others when it leaves.
+            // Not a static member: that would keep its lanes from others after it leaves.
             Membership::Fleet { instance, .. } => {
                 settings.set("client.id", instance).set("partition.assignment.strategy", "cooperative-sticky");
                 if settings.get(SESSION.0).is_none() {
@@ -447,7 +443,7 @@ impl Reader {
             }
         }
         let consumer: Arc<BaseConsumer<Watch>> = Arc::new(make(&settings, Watch(shared.clone()))?);
-        let cannot = |error: KafkaError| failed("reading the topics", &error);
+        let cannot = |error: KafkaError| failed("cannot read the event topics", &error);
         let subscribed = match membership {
             Membership::Alone => Vec::new(),
             Membership::Group { .. } => vec![topics.queries.clone(), topics.rewards.clone()],
@@ -476,43 +472,43 @@ impl Reader {
         } else {
             polling.subscribe().map_err(cannot)?;
         }
-        let thread = std::thread::Builder::new()
-            .name("kafka".to_owned())
-            .spawn(move || polling.run())
-            .map_err(|error| Problem::Failed { doing: "starting a thread".to_owned(), problem: error.to_string() })?;
+        let thread =
+            std::thread::Builder::new().name("kafka".to_owned()).spawn(move || polling.run()).map_err(|error| {
+                Problem::Failed { doing: "cannot start the Kafka thread".to_owned(), problem: error.to_string() }
+            })?;
         Ok((Arc::new(Self { consumer, shared, thread: Mutex::new(Some(thread)) }), logs))
     }
 
-    /// A partition that is to be read from its place on, once the group has been told so.
+    /// Registers a partition to be read from its position once assigned.
     pub fn open(&self, place: &Place, ending: Ending) -> Partition {
         self.shared.open(place, ending)
     }
 
-    /// Leaves the group and comes again, as if it were new.
+    /// Leaves and rejoins the group.
     pub fn rejoin(&self) {
         self.shared.rejoin.store(true, Ordering::Relaxed);
     }
 
-    /// Tells the group how far all is done, for those who watch the lag.
+    /// Commits offsets to the group, for lag monitoring.
     pub fn commit(&self, positions: &MergeState) {
-        // Who is not yet a member, or just then not, would be taken for an impostor of itself.
+        // A commit outside of a membership would be rejected as a stale member.
         if !self.is_assigned() {
             return;
         }
         let mut offsets = TopicPartitionList::new();
         for (name, position) in &positions.positions {
             if let Some((topic, partition)) = parse(name) {
-                // A partition comes once; only then could this fail.
+                // Fails only for a repeated partition.
                 let _ = offsets.add_partition_offset(topic, partition, Offset::Offset(position.floor as i64));
             }
         }
-        // What cannot be committed now will be with the next snapshot.
+        // The next snapshot retries.
         if let Err(error) = self.consumer.commit(&offsets, CommitMode::Async) {
-            tracing::debug!(%error, "offsets were not committed");
+            tracing::debug!(%error, "cannot commit offsets");
         }
     }
 
-    /// Waits until something new has come, or for `timeout`: whether it has.
+    /// Waits for new events or for `timeout`; returns whether there are new events.
     pub fn wait(&self, timeout: Duration) -> bool {
         let news = lock(&self.shared.news);
         let waited = self.shared.changed.wait_timeout_while(news, timeout, |news| !*news);
@@ -520,7 +516,7 @@ impl Reader {
         std::mem::take(&mut *news)
     }
 
-    /// Partitions that turned up since the start.
+    /// Partitions added since the start.
     pub fn added(&self, ending: Ending) -> Logs {
         let added = std::mem::take(&mut *lock(&self.shared.added));
         let partition = |(place, queue): (Place, Arc<Queue>)| {
@@ -530,25 +526,25 @@ impl Reader {
         added.into_iter().map(partition).collect()
     }
 
-    /// Whether all partitions are read, or all that the group has given.
+    /// Whether all partitions, or all assigned ones, are read.
     pub fn is_assigned(&self) -> bool {
         self.shared.assigned.load(Ordering::Relaxed)
     }
 
-    /// How often partitions were given or taken.
+    /// Number of rebalances.
     pub fn rebalances(&self) -> u64 {
         self.shared.rebalances.load(Ordering::Relaxed)
     }
 
-    /// Messages of each partition that are not learned from yet, whether they are read or not: topic, partition, number.
-    /// `floors` has the offsets before which all is learned.
+    /// Lag of each partition (topic, partition, messages): messages not learned from yet, read or not. `floors` holds the
+    /// offsets before which everything is learned.
     pub fn lags(&self, floors: &BTreeMap<(&str, i32), u64>) -> Vec<(String, i32, u64)> {
         let partitions = lock(&self.shared.partitions);
         let lag = |((side, partition), queue): (&(Side, i32), &Arc<Queue>)| {
             let topic = self.shared.topic(*side);
             let state = lock(&queue.state);
             let floor = floors.get(&(topic, *partition)).copied().unwrap_or(state.next);
-            // What follows the last message of an ended partition are marks of transactions.
+            // Only transaction markers follow the last message of an ended partition.
             let all_done = state.ended.is_some() && floor >= state.next;
             let lag = if all_done { 0 } else { state.end?.saturating_sub(floor) };
             Some((topic.to_owned(), *partition, lag))
@@ -567,7 +563,7 @@ impl Drop for Reader {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = lock(&self.thread).take() {
-            // It has nothing to tell: what went wrong is in `problem`.
+            // Errors are in `problem`.
             let _ = thread.join();
         }
     }
@@ -579,16 +575,16 @@ struct Polling {
     shared: Arc<Shared>,
     parser: Arc<Parser>,
     paused: BTreeSet<(Side, i32)>,
-    /// Where events belong, where each space has its own partition.
+    /// Maps spaces to partitions, where each has its own.
     spread: Option<Spread>,
-    /// What the group is asked for; nothing: there is no group.
+    /// Subscribed topics; empty without a group.
     subscribed: Vec<String>,
     cluster: Cluster,
-    /// Whether batches that cannot be read are skipped.
+    /// Whether unreadable batches are skipped.
     accept_gap: bool,
-    /// Errors so far that may be those of a batch that cannot be read.
+    /// Suspicious errors so far.
     suspects: u64,
-    /// When the ends of partitions that have stopped were last asked for.
+    /// When the ends of stopped partitions were last queried.
     looked: Instant,
 }
 
@@ -601,7 +597,7 @@ impl Polling {
             match consumer.poll(wait) {
                 Some(Ok(message)) => self.take(&message),
                 Some(Err(error)) => self.trouble(&error),
-                // All that the client had when it said that it was at the end has been taken.
+                // Everything before the reported end has been taken.
                 None => self.settle_ends(),
             }
             if !self.paused.is_empty() {
@@ -614,7 +610,7 @@ impl Polling {
             if self.shared.rejoin.swap(false, Ordering::Relaxed) {
                 self.consumer.unsubscribe();
                 if let Err(error) = self.subscribe() {
-                    self.shared.fail(failed("joining the group again", &error));
+                    self.shared.fail(failed("cannot rejoin the consumer group", &error));
                 }
             }
         }
@@ -678,22 +674,22 @@ impl Polling {
 
     fn trouble(&mut self, error: &KafkaError) {
         if is_lasting(error) {
-            self.shared.fail(lasting("reading the topics", error));
+            self.shared.fail(lasting("reading the event topics", error));
             return;
         }
-        self.shared.trouble.note(error, "while reading");
+        self.shared.trouble.note(error, "error while reading the event topics");
         if is_suspect(error) {
             self.suspects += 1;
             if self.suspects.is_multiple_of(SUSPECTS)
                 && let Err(problem) = self.find_unreadable()
             {
-                // The error comes again, and so does this.
-                tracing::warn!("a batch cannot be read, and not be found: {problem}");
+                // The error repeats, and so does this search.
+                tracing::warn!(%problem, "cannot locate an unreadable batch; retrying");
             }
         }
     }
 
-    /// Finds the batch that cannot be read. Its partition stops there, or goes on after it.
+    /// Finds the unreadable batch. Its partition stops there, or skips it.
     fn find_unreadable(&mut self) -> Result<(), Problem> {
         let (mut asked, mut stopped) = (Vec::new(), Vec::new());
         for (&(side, partition), queue) in lock(&self.shared.partitions).iter() {
@@ -701,7 +697,7 @@ impl Polling {
             match (&state.unreadable, state.paused) {
                 (_, true) => {}
                 (None, false) => asked.push((self.shared.topic(side).to_owned(), partition, state.next)),
-                // It was assigned anew since.
+                // Reassigned since, and therefore not paused.
                 (Some(_), false) => stopped.push((side, partition)),
             }
         }
@@ -716,14 +712,20 @@ impl Polling {
             let end = probe.end_of(&batch, high)?;
             return self.skip(&queue, side, batch, end);
         }
-        tracing::error!(topic = batch.topic, partition = batch.partition, offset = batch.offset, "{batch}");
+        tracing::error!(
+            topic = batch.topic,
+            partition = batch.partition,
+            offset = batch.offset,
+            problem = batch.problem,
+            "cannot read batch; lane stopped; `pointsman learn --accept-gap` skips the batch"
+        );
         lock(&queue.state).unreadable = Some(batch);
         self.set_paused(key, true);
         self.shared.tell();
         Ok(())
     }
 
-    /// Asks where partitions end that have stopped: they are paused, and the client does not say it.
+    /// Queries the ends of stopped partitions: they are paused, so the client does not report them.
     fn look_at_stopped(&self) {
         let queues = lock(&self.shared.partitions).clone();
         for ((side, partition), queue) in queues {
@@ -735,14 +737,14 @@ impl Polling {
         }
     }
 
-    /// Goes on after a batch. In its place comes a bad event, which is recorded like any other.
+    /// Skips a batch. A dead letter records the gap.
     fn skip(&self, queue: &Queue, side: Side, batch: Unreadable, end: u64) -> Result<(), Problem> {
         let Unreadable { topic, partition, offset, problem, .. } = batch;
         let mut state = lock(&queue.state);
         if state.next != offset {
             return Ok(());
         }
-        tracing::warn!(topic, partition, from = offset, to = end, "a gap is accepted: {problem}");
+        tracing::warn!(topic, partition, from = offset, to = end, %problem, "skipped unreadable batch");
         let gap = Bad::Gap { from: offset, to: end, problem };
         let input = Input::bad(side, Vec::new(), gap);
         state.events.push_back(Sourced { input, start: offset, end, line: 0, origin: None });
@@ -750,9 +752,9 @@ impl Polling {
         drop(state);
         self.shared.tell();
         let next = Offset::Offset(end as i64);
-        // Where it fails the partition is not ours now: when it is assigned again, it resumes from there.
+        // Fails if the partition was revoked: once reassigned, it resumes from there.
         if let Err(error) = self.consumer.seek(&topic, partition, next, CALL) {
-            tracing::debug!(%error, topic, partition, "a partition could not be moved");
+            tracing::debug!(%error, topic, partition, "cannot seek partition");
         }
         Ok(())
     }
@@ -787,8 +789,8 @@ impl Polling {
         list.add_partition(self.shared.topic(side), partition);
         let done = if paused { self.consumer.pause(&list) } else { self.consumer.resume(&list) };
         if let Err(error) = done {
-            // It was taken away meanwhile: when it comes back it is not paused.
-            tracing::debug!(%error, paused, "a partition could not be paused or resumed");
+            // The partition was revoked; once reassigned it is not paused.
+            tracing::debug!(%error, paused, "cannot pause or resume partition");
         }
     }
 }
@@ -805,13 +807,13 @@ fn origin(message: &BorrowedMessage<'_>) -> Option<Box<Origin>> {
     (key.is_some() || traceparent.is_some()).then(|| Box::new(Origin { key, key_bytes, traceparent }))
 }
 
-/// What a message says that it is, if that is not JSON.
+/// The content type of a message, if it is not JSON.
 pub(super) fn other_type(message: &BorrowedMessage<'_>) -> Option<String> {
     let kind = header(message, "content-type").map(|kind| String::from_utf8_lossy(kind).into_owned());
     kind.filter(|kind| !is_json(kind))
 }
 
-/// Whether a content type is JSON; Avro and Protobuf would be told apart here.
+/// Whether a content type is JSON.
 fn is_json(kind: &str) -> bool {
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     kind == "application/json" || kind.ends_with("+json") || kind == "text/json"
@@ -836,7 +838,7 @@ impl Source for Partition {
                 if let Some(problem) = lock(&self.shared.problem).clone() {
                     return Err(io::Error::other(problem));
                 }
-                // Who follows the partition waits for somebody to decide; the others cannot come to their end.
+                // A live reader waits for an operator; one with a fixed end cannot reach it.
                 if let (Some(batch), Ending::Until(offset)) = (&state.unreadable, self.ending)
                     && state.next < offset
                 {

@@ -1,4 +1,4 @@
-//! Events that a router writes, as messages.
+//! Producer of a router's events.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,12 +18,12 @@ use crate::engine::Side;
 use crate::transport::lock;
 use crate::transport::writer::{Event, NotWritten};
 
-/// Sends events; those that are accepted are on their way.
+/// Sends events asynchronously.
 pub struct EventTopics {
     producer: ThreadedProducer<Sent>,
     outcomes: Arc<Outcomes>,
     queue_max: usize,
-    /// Held while events that belong together are accepted, all or none.
+    /// Held while the events of one request are accepted, all or none.
     accepting: Mutex<()>,
     topics: [String; 2],
     lanes: Lanes,
@@ -31,7 +31,7 @@ pub struct EventTopics {
     drain: Duration,
 }
 
-/// What became of events that were accepted.
+/// Delivery results of accepted events.
 #[derive(Debug, Default)]
 struct Outcomes {
     delivered: AtomicU64,
@@ -60,7 +60,7 @@ impl ProducerContext for Sent {
         match result {
             Ok(_) => self.outcomes.delivered.fetch_add(1, Ordering::Relaxed),
             Err((error, _)) => {
-                tracing::error!(%error, "an event could not be delivered in time: it is lost to learning");
+                tracing::error!(%error, "cannot deliver event in time; it is lost");
                 self.outcomes.lost.fetch_add(1, Ordering::Relaxed)
             }
         };
@@ -72,7 +72,7 @@ impl EventTopics {
     pub fn new(cluster: &Cluster, settings: &Settings, queue_max: usize) -> Result<Self, Problem> {
         let outcomes = Arc::new(Outcomes::default());
         let mut client = cluster.producer();
-        // Ours is the bound; the client's is only not to be in the way.
+        // `queue_max` is the limit; the client's must not be lower.
         client.set("queue.buffering.max.messages", (queue_max + 1).to_string());
         let context = Sent { outcomes: outcomes.clone(), trouble: cluster.trouble.clone() };
         let topics = &cluster.config.topics;
@@ -84,12 +84,12 @@ impl EventTopics {
             topics: [topics.queries.clone(), topics.rewards.clone()],
             lanes: cluster.config.lanes,
             keys: Keys::new(settings),
-            // Each message has this time, and a little for the answer.
+            // The delivery timeout of a message, and a margin for the answer.
             drain: Duration::from_millis(cluster.config.delivery_timeout_ms + 1000),
         })
     }
 
-    /// Events that the brokers have, and events that could not be delivered in time.
+    /// Number of delivered events, and of events not delivered in time.
     pub fn outcomes(&self) -> (u64, u64) {
         let Outcomes { delivered, lost } = &*self.outcomes;
         (delivered.load(Ordering::Relaxed), lost.load(Ordering::Relaxed))
@@ -118,12 +118,12 @@ impl EventTopics {
         Ok(())
     }
 
-    /// Waits until all that was accepted is delivered, or its time is up.
+    /// Waits until all accepted events are delivered or have timed out.
     pub fn drain(&self) -> Result<(), Problem> {
         let waiting = self.producer.in_flight_count();
         if waiting > 0 {
-            tracing::info!(waiting, "delivering the last events");
+            tracing::info!(waiting, "delivering queued events");
         }
-        self.producer.flush(self.drain).map_err(|error| failed("delivering the last events", &error))
+        self.producer.flush(self.drain).map_err(|error| failed("cannot deliver queued events", &error))
     }
 }

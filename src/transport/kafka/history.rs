@@ -1,6 +1,6 @@
-//! A stretch of the topics: which offsets it is, and its messages as they are, for files that outlive them.
+//! Reads a range of the topics, and converts its messages to lines of a file.
 //!
-//! A file has neither the time of a record nor its headers. So that its lines come to what the messages came to, a line
+//! A file has neither the timestamp of a record nor its headers. So that a replay of the lines has the same result, a line
 //! differs from its message where it must: see [`Scribe::line_of`].
 
 use std::borrow::Cow;
@@ -26,7 +26,7 @@ use crate::engine::Side;
 use crate::event::Name;
 use crate::wire::events::{Bad, Parser, QueryEvent, RewardEvent};
 
-/// A place in all partitions of a topic.
+/// A position in all partitions of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
     /// The first message of this time, in milliseconds since 1970, or later.
@@ -43,36 +43,38 @@ impl FromStr for Mark {
             Some(offset) => offset.parse().ok().map(Self::Offset),
             None => parse_time(text).map(Self::Time),
         };
-        mark.ok_or_else(|| "must be a time such as 2026-01-31T12:00:00Z or 1769860800000, or offset:123".to_owned())
+        mark.ok_or_else(|| {
+            "expected a time such as 2026-01-31T12:00:00Z or 1769860800000, or an offset such as offset:123".to_owned()
+        })
     }
 }
 
-/// From where, and up to where.
+/// A range of positions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Span {
-    /// The first message; none: the oldest that is there.
+    /// The first message; by default the oldest.
     pub since: Option<Mark>,
-    /// The first message that is not meant; none: the present end.
+    /// The first message after the range; by default the current end.
     pub until: Option<Mark>,
 }
 
-/// A stretch of a partition.
+/// A range of a partition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stretch {
-    /// Where it begins.
+    /// Its start.
     pub place: Place,
     /// Its end: the offset after its last message.
     pub end: u64,
 }
 
 impl Stretch {
-    /// Offsets in it; of messages there may be less.
+    /// Number of offsets; there may be fewer messages.
     pub fn offsets(&self) -> u64 {
         self.end.saturating_sub(self.place.position.floor)
     }
 }
 
-/// The stretches of these sides' partitions that a span means.
+/// The ranges of these sides' partitions for a span.
 pub fn stretches(cluster: &Cluster, span: Span, sides: &[Side]) -> Result<Vec<Stretch>, Problem> {
     let topics: Vec<&str> = sides.iter().map(|side| topic(cluster, *side)).collect();
     let numbers = topics.iter().map(|topic| cluster.partitions(topic)).collect::<Result<Vec<_>, _>>()?;
@@ -90,7 +92,7 @@ pub fn stretches(cluster: &Cluster, span: Span, sides: &[Side]) -> Result<Vec<St
     Ok(all)
 }
 
-/// Where these partitions are to be read to.
+/// The end offsets for these partitions.
 pub fn ends(cluster: &Cluster, until: Option<Mark>, places: Vec<Place>) -> Result<Vec<Stretch>, Problem> {
     let end = |place: Place| {
         let watermarks = cluster.watermarks(&place.topic, place.partition)?;
@@ -121,10 +123,10 @@ fn bound(
     Ok(offset.clamp(low, high))
 }
 
-/// What a client of ours may wait for without anything coming.
+/// How long a client waits without receiving anything.
 const STALLED: Duration = Duration::from_secs(3 * CALL.as_secs());
 
-/// Reads stretches of one topic to their ends: each message once, with its offset, in the order of its partition.
+/// Reads ranges of one topic: each message once, with its offset, in partition order.
 pub fn read(
     cluster: &Cluster,
     stretches: &[Stretch],
@@ -133,9 +135,9 @@ pub fn read(
     let mut left: BTreeMap<i32, &Stretch> =
         stretches.iter().filter(|s| s.offsets() > 0).map(|s| (s.place.partition, s)).collect();
     let Some(topic) = left.values().next().map(|stretch| stretch.place.topic.clone()) else { return Ok(()) };
-    let cannot = |error: KafkaError| failed(format!("reading {topic}"), &error);
+    let cannot = |error: KafkaError| failed(format!("cannot read topic {topic}"), &error);
     let mut settings = cluster.consumer();
-    // Offsets have gaps, so that the end cannot be told from the last message.
+    // Offsets have gaps, so the last message does not show the end.
     settings.set("enable.partition.eof", "true");
     let consumer: BaseConsumer<Plain> = make(&settings, Plain(cluster.trouble.clone()))?;
     let mut assignment = TopicPartitionList::new();
@@ -149,8 +151,8 @@ pub fn read(
         let ended = match consumer.poll(Duration::from_millis(200)) {
             None if moved.elapsed() > STALLED => {
                 cluster.reach()?;
-                let doing = format!("reading {topic} to the end of {} partitions", left.len());
-                return Err(Problem::Failed { doing, problem: "nothing comes".to_owned() }.into());
+                let doing = format!("cannot read {} partitions of topic {topic} to their end", left.len());
+                return Err(Problem::Failed { doing, problem: "timed out waiting for messages".to_owned() }.into());
             }
             None => continue,
             Some(Ok(message)) => {
@@ -163,11 +165,11 @@ pub fn read(
             }
             Some(Err(KafkaError::PartitionEOF(partition))) => Some(partition),
             Some(Err(error)) if !is_lasting(&error) => continue,
-            Some(Err(error)) => return Err(lasting(&format!("reading {topic}"), &error).into()),
+            Some(Err(error)) => return Err(lasting(&format!("reading topic {topic}"), &error).into()),
         };
         moved = Instant::now();
         if let Some(partition) = ended.filter(|partition| left.remove(partition).is_some()) {
-            // What comes after the end would only be thrown away.
+            // Messages after the end would be discarded.
             let mut done = TopicPartitionList::new();
             done.add_partition(&topic, partition);
             consumer.pause(&done).map_err(cannot)?;
@@ -176,25 +178,25 @@ pub fn read(
     Ok(())
 }
 
-/// How many lines are not their messages, byte for byte.
+/// Number of lines that differ from their messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Changed {
-    /// The time of the record was added.
+    /// The timestamp of the record was added.
     pub timed: u64,
     /// Newlines between values became spaces.
     pub joined: u64,
-    /// What no line can say, and would not be learned from: kept as a JSON string, in base64.
+    /// Dead letters that cannot be written as a line: kept as a base64 JSON string.
     pub wrapped: u64,
 }
 
-/// Makes lines of messages.
+/// Converts messages to lines.
 pub struct Scribe {
     parser: Parser,
     bytes_max: usize,
     ts_field: String,
-    /// Where events belong, where each space has its own partition.
+    /// Maps spaces to partitions, where each has its own.
     spread: Option<Spread>,
-    /// What it did so far.
+    /// Changes so far.
     pub changed: Changed,
 }
 
@@ -236,7 +238,7 @@ impl Scribe {
         self.spread.as_ref().and_then(belongs).is_some_and(|expected| expected != partition)
     }
 
-    /// The line that comes to what a message came to: the same event, or a dead letter.
+    /// The line with the same outcome as its message: the same event, or a dead letter.
     fn line<'a>(&mut self, side: Side, bytes: &'a [u8], record_ms: Option<i64>) -> Cow<'a, [u8]> {
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return self.wrap(bytes);
@@ -267,7 +269,10 @@ impl Scribe {
                 Some(timed) => {
                     self.changed.timed += 1;
                     if timed.len() > self.bytes_max {
-                        tracing::warn!(bytes = timed.len(), "with its time an event has more than events.bytes_max");
+                        tracing::warn!(
+                            bytes = timed.len(),
+                            "event exceeds events.bytes_max once its timestamp is added"
+                        );
                     }
                     Cow::Owned(timed)
                 }

@@ -1,5 +1,4 @@
-//! Where events belong, where each space has its own partition: by their key, as every producer's default partitioner
-//! has it.
+//! Maps events to partitions by their key, as the default partitioner of Kafka producers does.
 //!
 //! ```text
 //! key   space                                           where the space has one partition
@@ -16,12 +15,12 @@ use crate::event::Name;
 /// The keys of events.
 #[derive(Debug, Clone, Default)]
 pub struct Keys {
-    /// Spaces that are spread over several partitions, and over how many.
+    /// Spaces with shards, and their number of shards.
     shards: BTreeMap<Name, usize>,
 }
 
 impl Keys {
-    /// By these settings.
+    /// With these settings.
     pub fn new(settings: &Settings) -> Self {
         Self { shards: settings.sharded() }
     }
@@ -43,7 +42,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// By these settings, over so many.
+    /// With these settings and this number of partitions.
     pub fn new(settings: &Settings, partitions: usize) -> Self {
         Self { keys: Keys::new(settings), partitions }
     }
@@ -58,12 +57,12 @@ fn shard_key(space: &Name, shard: i32) -> String {
     format!("{space}#{shard}")
 }
 
-/// The partition of a space among so many; of one that is spread, where its shards are brought together.
+/// The home partition of a space: that of its events, or of its merger if it has shards.
 pub fn partition_of(space: &Name, partitions: usize) -> i32 {
     place(space.as_str().as_bytes(), partitions)
 }
 
-/// The partitions of all shards of a space, among so many.
+/// The partitions of all shards of a space.
 pub fn partitions_of(space: &Name, shards: usize, partitions: usize) -> BTreeSet<i32> {
     (0..shards as i32).map(|shard| place(shard_key(space, shard).as_bytes(), partitions)).collect()
 }

@@ -2,18 +2,18 @@
 //!
 //! | file | does |
 //! |---|---|
-//! | `cluster` | the brokers: clients, what is there, named problems |
-//! | `topics` | what topics must be like; makes and checks them |
-//! | `positions` | where to read on, from a snapshot or a rule, and whether that can still be had |
+//! | `cluster` | clients, metadata of topics, errors |
+//! | `topics` | requirements on topics; creates and checks them |
+//! | `positions` | start positions, from a snapshot or `transport.kafka.start`, and whether they still exist |
 //! | `consumer` | partitions as logs of the merge |
-//! | `history` | a stretch of the topics, for files and for replay |
-//! | `outlet` | parameters and dead letters, delivered before they count |
-//! | `events` | what a router writes |
-//! | `params` | the parameters topic, read to its end and on |
-//! | `transaction` | messages that count together, and only while nobody else has taken over |
+//! | `history` | a range of the topics, for files and for replay |
+//! | `outlet` | producer of parameters and dead letters |
+//! | `events` | producer of a router's events |
+//! | `params` | reader of the parameters topic |
+//! | `transaction` | transactions of a lane, with fencing |
 //! | `state` | the snapshots topic: the state of lanes that move |
 //! | `unreadable` | batches that the client cannot read |
-//! | `standby` | copies of lanes that others have |
+//! | `standby` | standby copies of the lanes of other instances |
 
 pub mod cluster;
 pub mod consumer;

@@ -1,4 +1,4 @@
-//! Parameters and dead letters as messages. They count when the brokers have them.
+//! Producer of parameters and dead letters, which are done once the brokers have acknowledged them.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -19,17 +19,17 @@ use crate::merge::MergeState;
 use crate::transport::{Letter, Outlet, lock, now_ms};
 use crate::wire::events::Bad;
 
-/// Where results go.
+/// Publishes results to Kafka.
 pub struct KafkaOutlet {
     producer: BaseProducer<Deliveries>,
     undelivered: Arc<Undelivered>,
     cluster: Cluster,
     limits: LetterLimits,
-    /// Who reads in a group, where one does.
+    /// The reader whose group gets the offsets, if there is one.
     reader: Arc<OnceLock<Arc<Reader>>>,
 }
 
-/// What a dead letter may take.
+/// Size limits of a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LetterLimits {
     /// Bytes of the event.
@@ -41,7 +41,7 @@ pub struct LetterLimits {
 impl LetterLimits {
     /// The largest batch of letters: brokers apply the limit of a message to its whole batch.
     pub fn batch_bytes(&self) -> usize {
-        // More is not the client's default.
+        // At most the client's default.
         self.message_bytes.saturating_sub(FRAME_BYTES).clamp(1, 1_000_000)
     }
 }
@@ -50,19 +50,19 @@ impl LetterLimits {
 #[derive(Default)]
 pub(super) struct Undelivered(Mutex<Failures>);
 
-/// What is known of messages that could not be delivered.
+/// Delivery failures.
 #[derive(Default)]
 pub(super) struct Failures {
-    /// How many were not delivered for a reason other than their size.
+    /// Number of messages that failed for a reason other than their size.
     pub number: usize,
-    /// That reason, of the last.
+    /// The last error.
     pub problem: String,
-    /// The numbers of those that are too large.
+    /// Indices of messages that are too large.
     pub too_large: BTreeSet<usize>,
 }
 
 impl Undelivered {
-    /// What is known so far, which is then forgotten.
+    /// Takes the failures recorded so far.
     pub(super) fn take(&self) -> Failures {
         std::mem::take(&mut *lock(&self.0))
     }
@@ -90,38 +90,38 @@ pub(super) struct Deliveries {
     pub(super) trouble: Arc<Trouble>,
 }
 
-/// A message that is to go.
+/// A message to send.
 pub struct Outgoing {
-    /// Where to.
+    /// Its topic.
     pub topic: String,
-    /// Which partition, where it is not the key that says it.
+    /// Its partition; without one, the key decides.
     pub partition: Option<i32>,
     /// Its key.
     pub key: Vec<u8>,
-    /// Its value; none deletes what a compacted topic has of the key.
+    /// Its value; none is a tombstone.
     pub value: Option<Vec<u8>>,
     /// Its headers.
     pub headers: Vec<(&'static str, String)>,
-    /// What becomes of it if the brokers take no message of its size.
+    /// What to do if the brokers reject its size.
     pub if_too_large: IfTooLarge,
 }
 
-/// What becomes of a message that the brokers reject for its size.
+/// What to do with a message that the brokers reject for its size.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum IfTooLarge {
-    /// It fails.
+    /// Fail.
     #[default]
     Fail,
-    /// A message of this key alone goes in its place.
+    /// Send a message with only this key instead.
     SendKey(String),
-    /// It is dropped, and that is logged.
+    /// Drop it and log an error.
     Drop,
 }
 
-/// What a message takes besides key, value and headers: its frame and that of its batch.
+/// Overhead of a message beyond key, value and headers: its frame and that of its batch.
 const FRAME_BYTES: usize = 256;
 
-/// What a header takes besides name and value.
+/// Overhead of a header beyond name and value.
 const HEADER_BYTES: usize = 10;
 
 impl Outgoing {
@@ -137,7 +137,7 @@ impl Outgoing {
         }
     }
 
-    /// A bad event. Each part is bounded, and so is their sum: what does not fit is cut off the event, and headers say so.
+    /// A dead letter. Each part and their sum are bounded: the event is truncated to fit, and headers record that.
     pub fn dead_letter(cluster: &Cluster, letter: &Letter, limits: LetterLimits) -> Self {
         let detail = letter.detail();
         let Letter { letter, place, origin, time_ms } = letter;
@@ -174,26 +174,34 @@ impl Outgoing {
         message
     }
 
-    /// Bytes that it takes at most, if it is not compressed.
+    /// Maximum size without compression.
     fn bytes(&self) -> usize {
         let value = self.value.as_ref().map_or(0, Vec::len);
         FRAME_BYTES + self.key.len() + value + self.headers.iter().map(header_bytes).sum::<usize>()
     }
 
-    /// What goes in its place if it is too large; none if nothing can.
+    /// A smaller replacement for a message that is too large, if there is one.
     fn shrink(self) -> Option<Self> {
         let Self { topic, partition, key, if_too_large, .. } = self;
         if let IfTooLarge::SendKey(place) = if_too_large {
-            tracing::warn!(topic, place, "a dead letter is too large for its topic: it is sent without its event");
+            tracing::warn!(
+                topic,
+                place,
+                "dead letter exceeds max.message.bytes of its topic; sending it without its event"
+            );
             let (key, if_too_large) = (place.into_bytes(), IfTooLarge::Drop);
             return Some(Self { topic, partition, key, value: None, headers: Vec::new(), if_too_large });
         }
         let place = String::from_utf8_lossy(&key).into_owned();
-        tracing::error!(topic, place, "a dead letter is too large for its topic and is lost: raise max.message.bytes");
+        tracing::error!(
+            topic,
+            place,
+            "dead letter exceeds max.message.bytes of its topic and is lost; raise max.message.bytes"
+        );
         None
     }
 
-    /// Hands it to a producer under a number; waits while the producer has too many.
+    /// Passes it to a producer under an index; waits while the queue of the producer is full.
     pub(super) fn send(&self, producer: &BaseProducer<Deliveries>, number: usize) -> Result<(), KafkaError> {
         let headers = self.headers.iter();
         let headers =
@@ -208,7 +216,7 @@ impl Outgoing {
                     producer.poll(Duration::from_millis(100));
                     record = back;
                 }
-                // The client's own limit; it is reported as the brokers' is.
+                // The client's own limit is reported like that of the brokers.
                 Err((error @ KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge), _)) => {
                     producer.context().undelivered.note(number, &error);
                     return Ok(());
@@ -223,7 +231,7 @@ fn header_bytes((name, value): &(&str, String)) -> usize {
     name.len() + value.len() + HEADER_BYTES
 }
 
-/// The numbers of dead letters that are as large as the smallest one that is too large.
+/// Indices of dead letters at least as large as the smallest one that is too large.
 pub(super) fn as_large(messages: &[Outgoing], too_large: &BTreeSet<usize>) -> Vec<usize> {
     let smallest = too_large.iter().filter_map(|number| messages.get(*number)).map(Outgoing::bytes).min();
     let is_letter = |message: &Outgoing| message.if_too_large != IfTooLarge::Fail;
@@ -232,7 +240,7 @@ pub(super) fn as_large(messages: &[Outgoing], too_large: &BTreeSet<usize>) -> Ve
     numbered.map(|(number, _)| number).collect()
 }
 
-/// What goes in the place of messages of which some are too large; none if one of these must not fail.
+/// Replaces messages that are too large; `None` if one of them must not be replaced.
 pub(super) fn shrink(messages: Vec<Outgoing>, too_large: &BTreeSet<usize>) -> Option<Vec<Outgoing>> {
     let mut shrunk = Vec::with_capacity(messages.len());
     for (number, message) in messages.into_iter().enumerate() {
@@ -266,11 +274,11 @@ impl ProducerContext for Deliveries {
 }
 
 impl KafkaOutlet {
-    /// An outlet whose messages may take so many bytes.
+    /// An outlet whose messages may have up to `message_bytes`.
     pub fn new(cluster: &Cluster, message_bytes: usize, limits: LetterLimits) -> Result<Self, Problem> {
         let undelivered = Arc::new(Undelivered::default());
         let mut settings = cluster.producer();
-        // What the topics take is checked at the start; the client's own limit is not to be in the way.
+        // The limits of the topics are checked at the start; the client's own limit must not be lower.
         let most = message_bytes.max(limits.value_bytes + (64 << 10)).clamp(1_000_000, 1_000_000_000);
         settings.set("message.max.bytes", most.to_string()).set("batch.size", limits.batch_bytes().to_string());
         let context = Deliveries { undelivered: undelivered.clone(), trouble: cluster.trouble.clone() };
@@ -278,17 +286,17 @@ impl KafkaOutlet {
         Ok(Self { producer, undelivered, cluster: cluster.clone(), limits, reader: Arc::default() })
     }
 
-    /// The same, which also tells the group of a reader, once there is one, how far all is done.
+    /// The same, but also commits offsets to the group of a reader, once there is one.
     pub fn telling(self, reader: Arc<OnceLock<Arc<Reader>>>) -> Self {
         Self { reader, ..self }
     }
 
-    /// Writes down that messages will never be read.
+    /// Records skipped messages as dead letters.
     pub fn note_gaps(&mut self, gaps: &[Gap]) -> Result<(), Problem> {
         let topic = self.cluster.config.topics.dead_letters.clone();
         let mut messages = Vec::new();
         for Gap { log, offsets, problem } in gaps {
-            tracing::warn!(log, from = offsets.0, to = offsets.1, "a gap is accepted: {problem}");
+            tracing::warn!(log, from = offsets.0, to = offsets.1, %problem, "skipped missing messages");
             let headers = vec![
                 ("reason", "gap".to_owned()),
                 ("detail", problem.to_string()),
@@ -304,19 +312,24 @@ impl KafkaOutlet {
         self.deliver(&topic, messages)
     }
 
-    /// Returns when the brokers have all messages, or smaller ones in the place of those that are too large.
+    /// Delivers all messages, replacing those that are too large with smaller ones; returns once they are acknowledged.
     fn deliver(&self, topic: &str, mut messages: Vec<Outgoing>) -> Result<(), Problem> {
         while !messages.is_empty() {
             for (number, message) in messages.iter().enumerate() {
-                message.send(&self.producer, number).map_err(|error| failed(format!("sending to {topic}"), &error))?;
+                message
+                    .send(&self.producer, number)
+                    .map_err(|error| failed(format!("cannot send to topic {topic}"), &error))?;
             }
-            // Each message has its own time limit, after which it is reported as undelivered.
+            // Each message has a timeout, after which it is reported as undelivered.
             while self.producer.in_flight_count() > 0 {
                 self.producer.poll(Duration::from_millis(100));
             }
             let Failures { number, problem, too_large } = self.undelivered.take();
-            let not_delivered =
-                |number: usize| Problem::NotDelivered { topic: topic.to_owned(), number, problem: problem.clone() };
+            let not_delivered = |number: usize| Problem::NotDelivered {
+                topic: format!("topic {topic}"),
+                number,
+                problem: problem.clone(),
+            };
             if number > 0 {
                 return Err(not_delivered(number + too_large.len()));
             }
@@ -354,7 +367,7 @@ impl Outlet for KafkaOutlet {
     }
 }
 
-/// What parameters are, as a header says it.
+/// Content type of parameters.
 const PARAMS_TYPE: &str = "application/x-safetensors";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The parameters topic: read to its end, and on.
+//! Reader of the parameters topic.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,18 +17,18 @@ use crate::wire::params::decode;
 pub struct ParamsTopic {
     consumer: BaseConsumer<Plain>,
     topic: String,
-    /// Partitions that have not been read yet to where they ended at the start. That is not left to the client to tell:
-    /// while others write all the time, it may never be at an end.
+    /// Partitions not yet read to the end that they had at the start. Not derived from end-of-partition events: under
+    /// constant writes there may be none.
     behind: BTreeMap<i32, u64>,
 }
 
 impl ParamsTopic {
-    /// Begins at the beginning.
+    /// Starts at the beginning.
     pub fn open(cluster: &Cluster) -> Result<Self, Problem> {
         let topic = cluster.config.topics.params.clone();
         let number = cluster.partitions(&topic)? as i32;
         let mut settings = cluster.consumer();
-        // Every router reads all; no group is joined, though the client wants a name of one.
+        // Every router reads all partitions. No group is joined, though the client requires a group name.
         settings.set("enable.partition.eof", "true").set("auto.offset.reset", "earliest");
         let consumer: BaseConsumer<Plain> = make(&settings, Plain(cluster.trouble.clone()))?;
         let (mut all, mut behind) = (TopicPartitionList::new(), BTreeMap::new());
@@ -38,18 +38,18 @@ impl ParamsTopic {
                 behind.insert(partition, high);
             }
             all.add_partition_offset(&topic, partition, Offset::Beginning)
-                .map_err(|error| failed(format!("reading {topic}"), &error))?;
+                .map_err(|error| failed(format!("cannot read topic {topic}"), &error))?;
         }
-        consumer.assign(&all).map_err(|error| failed(format!("reading {topic}"), &error))?;
+        consumer.assign(&all).map_err(|error| failed(format!("cannot read topic {topic}"), &error))?;
         Ok(Self { consumer, topic, behind })
     }
 
-    /// Whether all that was there at the start has been read.
+    /// Whether everything that existed at the start has been read.
     pub fn caught_up(&self) -> bool {
         self.behind.is_empty()
     }
 
-    /// The next message with a value, if one comes within `timeout`: its place and its bytes.
+    /// The next message with a value, if one arrives within `timeout`: its position and its bytes.
     pub fn poll(&mut self, timeout: Duration) -> Option<(String, Vec<u8>)> {
         match self.consumer.poll(timeout)? {
             Ok(message) => {
@@ -67,13 +67,13 @@ impl ParamsTopic {
                 None
             }
             Err(error) => {
-                tracing::debug!(%error, topic = self.topic, "parameters cannot be read now");
+                tracing::debug!(%error, topic = self.topic, "cannot read parameters");
                 None
             }
         }
     }
 
-    /// Reads to the end: the newest of every space.
+    /// Reads to the end and returns the newest parameters of every space.
     pub fn newest(mut self) -> Result<Vec<Params>, Problem> {
         let mut newest = BTreeMap::<Name, Params>::new();
         let mut moved = Instant::now();
@@ -87,15 +87,15 @@ impl ParamsTopic {
                         newest.insert(params.space.clone(), params);
                     }
                     Ok(_) => {}
-                    Err(error) => tracing::warn!(place, "published parameters are bad and ignored: {error}"),
+                    Err(error) => tracing::warn!(place, %error, "ignored invalid published parameters"),
                 }
             }
             if self.behind.len() < left {
                 (left, moved) = (self.behind.len(), Instant::now());
             }
             if moved.elapsed() > 3 * CALL {
-                let doing = format!("reading {} to its end", self.topic);
-                return Err(Problem::Transient { doing, problem: "nothing comes".to_owned() });
+                let doing = format!("cannot read topic {} to its end", self.topic);
+                return Err(Problem::Transient { doing, problem: "timed out waiting for messages".to_owned() });
             }
         }
         Ok(newest.into_values().collect())

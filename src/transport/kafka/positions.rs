@@ -1,7 +1,7 @@
-//! Where to read on: positions of a snapshot, or a rule where there are none; and whether they can still be had.
+//! Start positions: those of a snapshot, or `transport.kafka.start` without one; and whether they still exist.
 //!
-//! A partition is known in snapshots as `kafka:<topic>#<topic id>/<partition>`, so that a topic that was deleted and
-//! made again is not taken for the one that was read.
+//! Snapshots name a partition `kafka:<topic>#<topic id>/<partition>`, so that a recreated topic is not mistaken for the
+//! one that was read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::merge::{MergeState, Position};
 
 const PREFIX: &str = "kafka:";
 
-/// A partition that is to be read, and from where.
+/// A partition to read, and its start position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Place {
     /// Its side.
@@ -30,23 +30,22 @@ pub struct Place {
     pub partition: i32,
     /// Its name in snapshots.
     pub name: String,
-    /// Where it was left.
+    /// Position to resume from.
     pub position: Position,
 }
 
-/// Messages that will not be read.
+/// A range of messages that is skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gap {
     /// Topic and partition.
     pub log: String,
-    /// The first offset that is missing, and the one after the last.
+    /// The first missing offset, and the one after the last.
     pub offsets: (u64, u64),
     /// Why.
     pub problem: Problem,
 }
 
-/// All partitions of both topics, or those of a `lane`, each where it was left; and what is missing, where that is
-/// accepted.
+/// All partitions of both topics, or those of a `lane`, with their positions; and the accepted gaps.
 pub fn resolve(
     cluster: &Cluster,
     state: &MergeState,
@@ -75,7 +74,7 @@ pub fn resolve(
                     }
                     Some(problem) => return Err(problem),
                 },
-                // Whatever was added since, or made anew, is read as a whole.
+                // Added or recreated partitions are read from their beginning.
                 None if begun => at(low),
                 None => at(first(cluster, topic, partition, low, high)?),
             };
@@ -84,7 +83,7 @@ pub fn resolve(
     }
     for (name, position) in unclaimed {
         let log = shown(&name);
-        let found = "there is another topic of that name now, or a smaller one, or it has been renamed".to_owned();
+        let found = "the topic was recreated, renamed, or has fewer partitions".to_owned();
         let problem = Problem::Recreated { log: log.clone(), wanted: position.floor, found };
         if !accept_gap {
             return Err(problem);
@@ -99,14 +98,14 @@ pub fn of(places: &[Place]) -> BTreeMap<String, Position> {
     places.iter().map(|place| (place.name.clone(), place.position.clone())).collect()
 }
 
-/// The present ends of partitions.
+/// The current ends of partitions.
 pub fn ends(cluster: &Cluster, places: &[Place]) -> Result<Vec<u64>, Problem> {
     places.iter().map(|place| Ok(cluster.watermarks(&place.topic, place.partition)?.1)).collect()
 }
 
-/// The first message of a partition that is not done.
+/// The offset of the first unread message of a partition.
 pub fn unread(cluster: &Cluster, topic: &str, partition: i32, position: &Position) -> Result<Option<u64>, Problem> {
-    let cannot = |error: KafkaError| failed(format!("reading {topic}/{partition}"), &error);
+    let cannot = |error: KafkaError| failed(format!("cannot read {topic}/{partition}"), &error);
     let (_, high) = cluster.watermarks(topic, partition)?;
     if position.floor >= high {
         return Ok(None);
@@ -126,17 +125,17 @@ pub fn unread(cluster: &Cluster, topic: &str, partition: i32, position: &Positio
                 }
             }
             Some(Err(KafkaError::PartitionEOF(_))) => return Ok(None),
-            Some(Err(error)) => cluster.trouble.note(&error, "while looking for what was not read"),
+            Some(Err(error)) => cluster.trouble.note(&error, "error while looking for unread messages"),
             None => waited += step,
         }
     }
     Err(Problem::Transient {
-        doing: format!("reading {topic}/{partition} to its end"),
-        problem: "nothing comes".to_owned(),
+        doing: format!("cannot read {topic}/{partition} to its end"),
+        problem: "timed out waiting for messages".to_owned(),
     })
 }
 
-/// Fails if a topic was deleted and made again since it is read. Where no broker answers there is nothing to tell.
+/// Fails if a topic was recreated while it is read. Succeeds if no broker answers.
 pub fn check_ids(cluster: &Cluster, places: &[Place]) -> Result<(), Problem> {
     let topics = &cluster.config.topics;
     let Ok(ids) = cluster.topic_ids(&[&topics.queries, &topics.rewards]) else { return Ok(()) };
@@ -146,7 +145,7 @@ pub fn check_ids(cluster: &Cluster, places: &[Place]) -> Result<(), Problem> {
         Some(Place { topic, partition, position, .. }) => Err(Problem::Recreated {
             log: short(topic, *partition),
             wanted: position.floor,
-            found: "there is another topic of that name now".to_owned(),
+            found: "the topic was deleted and recreated".to_owned(),
         }),
         None => Ok(()),
     }
@@ -155,12 +154,12 @@ pub fn check_ids(cluster: &Cluster, places: &[Place]) -> Result<(), Problem> {
 fn check(topic: &str, partition: i32, position: &Position, low: u64, high: u64) -> Option<Problem> {
     let (log, wanted) = (short(topic, partition), position.floor);
     if wanted > high {
-        return Some(Problem::Recreated { log, wanted, found: format!("it ends at {high}") });
+        return Some(Problem::Recreated { log, wanted, found: format!("it ends at offset {high}") });
     }
     (wanted < low).then_some(Problem::OffsetsLost { log, wanted, oldest: low })
 }
 
-/// Where a partition that was never read begins.
+/// Start offset of a partition that was never read.
 fn first(cluster: &Cluster, topic: &str, partition: i32, low: u64, high: u64) -> Result<u64, Problem> {
     match cluster.config.start {
         Start::Earliest => Ok(low),
@@ -169,7 +168,7 @@ fn first(cluster: &Cluster, topic: &str, partition: i32, low: u64, high: u64) ->
     }
 }
 
-/// A position at which nothing after `offset` is done.
+/// A position with everything before `offset` done and nothing after it.
 pub fn at(offset: u64) -> Position {
     Position { floor: offset, read: offset, ..Position::default() }
 }

@@ -1,9 +1,10 @@
-//! Copies of lanes that others have, so that taking one over needs no reading of the snapshots topic from its beginning.
+//! Standby copies of the lanes of other instances, so that a takeover need not read the snapshots topic from its
+//! beginning.
 //!
-//! A thread follows the topic. Lanes of this instance are left out while it has them, and followed on from there when it
-//! has handed them over. What a copy lacks at the moment of the take-over is read then. Copies are bounded in bytes together: a lane whose copy does not fit is read when it is taken
-//! over, as it would be without a standby. So is one whose copy is not whole, which the head of its state tells: compaction
-//! may have dropped what says that an entry is gone before it was read here.
+//! A thread tails the topic. It pauses lanes that this instance owns, and resumes them once they are released. A takeover
+//! reads what the copy still lacks. Copies share a limit in bytes: a lane whose copy does not fit is read in full at the
+//! takeover. So is one whose copy is incomplete according to the head of its state: compaction may have removed a tombstone
+//! before it was read here.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +21,7 @@ use super::cluster::{Cluster, Plain, Problem, failed};
 use super::state::{Entries, follower, note};
 use crate::transport::lock;
 
-/// Follows the snapshots topic until it is dropped.
+/// Tails the snapshots topic until it is dropped.
 pub struct Standby {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -32,24 +33,24 @@ struct Shared {
     bytes_max: usize,
 }
 
-/// What is known of a lane.
+/// Copy of a lane.
 #[derive(Default)]
 struct Copied {
     entries: Entries,
     bytes: usize,
-    /// The offset after the last message that was read.
+    /// The offset after the last message read.
     next: u64,
-    /// Whether this instance has it: nothing is read of it then.
+    /// Whether this instance owns the lane: it is paused then.
     own: bool,
-    /// Whether it did not fit.
+    /// Whether it exceeded the limit.
     dropped: bool,
 }
 
 impl Standby {
-    /// Follows so many lanes, in at most so many bytes.
+    /// Tails this many lanes, in at most `bytes_max` bytes.
     pub fn start(cluster: &Cluster, lanes: usize, bytes_max: usize) -> Result<Self, Problem> {
         let topic = cluster.config.topics.snapshots.clone();
-        let cannot = |error: KafkaError| failed(format!("following {topic}"), &error);
+        let cannot = |error: KafkaError| failed(format!("cannot read topic {topic}"), &error);
         let consumer = follower(cluster)?;
         let mut all = TopicPartitionList::new();
         for lane in 0..lanes as i32 {
@@ -60,15 +61,14 @@ impl Standby {
         let stop = AtomicBool::new(false);
         let shared = Arc::new(Shared { lanes: Mutex::new(copies), stop, bytes_max });
         let following = Following { consumer, topic, shared: shared.clone(), paused: BTreeMap::new() };
-        let thread = std::thread::Builder::new()
-            .name("standby".to_owned())
-            .spawn(move || following.run())
-            .map_err(|error| Problem::Failed { doing: "starting a thread".to_owned(), problem: error.to_string() })?;
+        let thread =
+            std::thread::Builder::new().name("standby".to_owned()).spawn(move || following.run()).map_err(|error| {
+                Problem::Failed { doing: "cannot start the standby thread".to_owned(), problem: error.to_string() }
+            })?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// The copy of a lane, if there is one, and the offset from which it lacks something. From here on the lane is this
-    /// instance's own.
+    /// The copy of a lane, if there is one, and the offset to continue from. Marks the lane as owned by this instance.
     pub fn take(&self, lane: i32) -> Option<(Entries, u64)> {
         let mut lanes = lock(&self.shared.lanes);
         let copy = lanes.get_mut(&lane)?;
@@ -76,7 +76,7 @@ impl Standby {
         (!copy.dropped && copy.next > 0).then(|| (copy.entries.clone(), copy.next))
     }
 
-    /// The lane is followed again.
+    /// Resumes tailing a released lane.
     pub fn give_back(&self, lane: i32) {
         if let Some(copy) = lock(&self.shared.lanes).get_mut(&lane) {
             copy.own = false;
@@ -98,7 +98,7 @@ struct Following {
     consumer: BaseConsumer<Plain>,
     topic: String,
     shared: Arc<Shared>,
-    /// Whether the client was told to read a lane no more.
+    /// Whether a lane is paused.
     paused: BTreeMap<i32, bool>,
 }
 
@@ -111,7 +111,7 @@ impl Following {
                     self.shared.take_in(message.partition(), message.key(), message.payload(), next);
                 }
                 None | Some(Err(KafkaError::PartitionEOF(_))) => {}
-                Some(Err(error)) => tracing::debug!(%error, "the snapshots cannot be followed now"),
+                Some(Err(error)) => tracing::debug!(%error, "cannot read the snapshots topic"),
             }
             self.pause_own();
         }
@@ -127,7 +127,7 @@ impl Following {
                 list.add_partition(&self.topic, lane);
                 let done = if pause { self.consumer.pause(&list) } else { self.consumer.resume(&list) };
                 if let Err(error) = done {
-                    tracing::debug!(%error, lane, "a lane could not be paused or resumed");
+                    tracing::debug!(%error, lane, "cannot pause or resume lane");
                 }
             }
         }
@@ -145,7 +145,7 @@ impl Shared {
         copy.bytes = (copy.bytes + after).saturating_sub(before);
         copy.next = next;
         if (all + after).saturating_sub(before) > self.bytes_max {
-            tracing::warn!(lane, "transport.kafka.standby_bytes_max is reached: the lane is no longer followed");
+            tracing::warn!(lane, "transport.kafka.standby_bytes_max reached; dropped the standby copy of the lane");
             *copy = Copied { dropped: true, own: copy.own, ..Copied::default() };
         }
     }

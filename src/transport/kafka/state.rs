@@ -1,9 +1,9 @@
-//! The snapshots topic: the state of lanes, where whoever takes over a lane finds it.
+//! The snapshots topic: the state of lanes, which a new owner reads.
 //!
-//! Lane n is partition n, alone. What is there is what a store on disk would hold (see [`crate::store::archive`]): an
-//! ordered map of small values, in which a snapshot costs what has changed since the last, and its head vouches for all of
-//! it. An entry is a message, and one that goes is a message without a value; compaction does the rest. A snapshot is one
-//! transaction, so that whoever reads what is committed sees all of it or nothing.
+//! Lane n has partition n to itself. Its contents are those of a store on disk (see [`crate::store::archive`]): an ordered
+//! map of small values, in which a snapshot costs what has changed since the last, and its head holds checksums of all of
+//! it. An entry is a message, and a deleted entry is a tombstone; compaction does the rest. A snapshot is one transaction,
+//! so a reader of committed messages sees all of it or nothing.
 //!
 //! ```text
 //! format                              version of the layout
@@ -11,9 +11,9 @@
 //! r | lane | generation | index | part
 //! ```
 //!
-//! The partition is the lane's alone since a reader of committed messages waits at the first transaction that is still
-//! open: a transaction of another lane, whose owner has died, would hide the newest state of this one. That of the lane
-//! itself has been decided when its name was taken over.
+//! Lanes do not share partitions because a reader of committed messages waits at the first open transaction: that of
+//! another lane, whose owner has died, would hide the newest state of this one. The lane's own transaction is decided once
+//! its transactional ID is taken over.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -29,18 +29,18 @@ use crate::snapshot::SharedHead;
 use crate::store::archive::{self, Archive};
 use crate::store::{Batch, SnapshotStore, StoreError};
 
-/// All that a lane has in the topic.
+/// All entries of a lane in the topic.
 pub type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The most bytes of a value: with what is around it, less than any topic takes.
+/// Maximum size of a value: with its overhead, below the default message limit.
 pub const VALUE_BYTES_MAX: usize = 512 << 10;
 
 const FORMAT: &[u8] = b"format";
 const VERSION: u16 = 1;
 
-/// A lane's part of the topic, as it was when it was taken over, and what is to be written since.
+/// A lane's entries at the takeover, and the messages to write since.
 pub struct Mirror {
-    /// Dropped with the first snapshot: from then on the archive knows what is there.
+    /// Dropped with the first snapshot: from then on the archive has its index.
     entries: Entries,
     outbox: Vec<Outgoing>,
     topic: String,
@@ -48,7 +48,7 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// What is in partition `partition` of `topic`.
+    /// Opens the entries of partition `partition` of `topic`.
     pub fn open(topic: &str, partition: i32, entries: Entries) -> Result<Archive<Self>, Problem> {
         let lane = format!("{topic}/{partition}");
         let bad = |problem: String| Problem::BadState { lane: lane.clone(), problem };
@@ -63,10 +63,10 @@ impl Mirror {
                     Ok(version) if version <= VERSION => {}
                     Ok(version) => {
                         return Err(bad(format!(
-                            "its format is {version}, this program reads up to {VERSION}: upgrade pointsman"
+                            "it has format version {version}, but this version reads up to {VERSION}: upgrade pointsman"
                         )));
                     }
-                    Err(_) => return Err(bad("it is not what pointsman wrote".to_owned())),
+                    Err(_) => return Err(bad("it was not written by pointsman".to_owned())),
                 }
             }
         }
@@ -74,7 +74,7 @@ impl Mirror {
         Archive::open(mirror, 1).map_err(|error| bad(error.to_string()))
     }
 
-    /// What is to be written; the head is the last.
+    /// The messages to write; the head is the last.
     pub fn take_outbox(&mut self) -> Vec<Outgoing> {
         std::mem::take(&mut self.outbox)
     }
@@ -121,20 +121,20 @@ fn message(topic: &str, partition: i32, key: &[u8], value: Option<Vec<u8>>) -> O
     }
 }
 
-/// Takes a message of a partition into what is known of it.
+/// Applies a message to the entries of its partition.
 pub fn note(entries: &mut Entries, key: Option<&[u8]>, value: Option<&[u8]>) {
     match (key, value) {
         (Some(key), Some(value)) => drop(entries.insert(key.to_vec(), value.to_vec())),
         (Some(key), None) => drop(entries.remove(key)),
-        // Nobody of ours writes such.
+        // Not written by Pointsman.
         (None, _) => {}
     }
 }
 
-/// All that is committed of a lane, to its present end, where `entries` are what was there before `offset`.
+/// All committed entries of a lane up to its current end, where `entries` are those before `offset`.
 pub fn read(cluster: &Cluster, lane: i32, mut entries: Entries, offset: u64) -> Result<Entries, Problem> {
     let (_, end) = cluster.watermarks(&cluster.config.topics.snapshots, lane)?;
-    // Behind the last message there is the mark of its transaction, which is none.
+    // The commit marker of the transaction follows the last message.
     if offset > 0 && offset + 1 >= end {
         return Ok(entries);
     }
@@ -143,11 +143,11 @@ pub fn read(cluster: &Cluster, lane: i32, mut entries: Entries, offset: u64) -> 
     Ok(entries)
 }
 
-/// The newest heads of lanes; of those that have none, none.
+/// The newest heads of lanes that have one.
 pub fn heads(cluster: &Cluster, lanes: &[i32]) -> Result<BTreeMap<i32, SharedHead>, Problem> {
     let topic = &cluster.config.topics.snapshots;
     let mut heads = BTreeMap::new();
-    // A head is the last of its transaction, behind which there may be the remains of some that were given up.
+    // A head is the last message of its transaction. Messages of aborted transactions may follow it.
     let mut back = 64;
     let mut left = lanes.to_vec();
     while !left.is_empty() {
@@ -176,14 +176,14 @@ pub fn heads(cluster: &Cluster, lanes: &[i32]) -> Result<BTreeMap<i32, SharedHea
     Ok(heads)
 }
 
-/// Calls `each` with every committed message of partitions of the snapshots topic, up to their present ends.
+/// Calls `each` with every committed message of partitions of the snapshots topic, up to their current ends.
 fn read_from(
     cluster: &Cluster,
     from: BTreeMap<i32, Offset>,
     mut each: impl FnMut(i32, Option<&[u8]>, Option<&[u8]>),
 ) -> Result<(), Problem> {
     let topic = &cluster.config.topics.snapshots;
-    let cannot = |error: KafkaError| failed(format!("reading {topic}"), &error);
+    let cannot = |error: KafkaError| failed(format!("cannot read topic {topic}"), &error);
     let (mut assignment, mut left) = (TopicPartitionList::new(), BTreeMap::new());
     for (lane, offset) in &from {
         let (low, high) = cluster.watermarks(topic, *lane)?;
@@ -195,7 +195,7 @@ fn read_from(
     let consumer = visitor(cluster)?;
     consumer.assign(&assignment).map_err(cannot)?;
     let mut moved = Instant::now();
-    // While its owner writes all the time, the client may never be at the end of a lane.
+    // Under constant writes of the owner, the client may never report the end of a lane.
     while !left.is_empty() {
         match consumer.poll(Duration::from_millis(200)) {
             Some(Ok(message)) => {
@@ -212,10 +212,10 @@ fn read_from(
                 left.remove(&lane);
                 moved = Instant::now();
             }
-            Some(Err(error)) => cluster.trouble.note(&error, "while reading the snapshots"),
+            Some(Err(error)) => cluster.trouble.note(&error, "error while reading the snapshots topic"),
             None if moved.elapsed() > 3 * CALL => {
-                let doing = format!("reading {topic} to its end");
-                return Err(Problem::Transient { doing, problem: "nothing comes".to_owned() });
+                let doing = format!("cannot read topic {topic} to its end");
+                return Err(Problem::Transient { doing, problem: "timed out waiting for messages".to_owned() });
             }
             None => {}
         }
@@ -223,12 +223,12 @@ fn read_from(
     Ok(())
 }
 
-/// A client that follows partitions, in no group though it wants the name of one.
+/// A client that tails partitions. It joins no group, though the client requires a group name.
 pub fn follower(cluster: &Cluster) -> Result<BaseConsumer<Plain>, Problem> {
     make(&reading(cluster), Plain(cluster.trouble.clone()))
 }
 
-/// The same, for one that reads to an end and goes: brokers do not wait for more before they say that it is there.
+/// The same for a client that reads to the end once: brokers answer at the end without waiting for more data.
 pub(super) fn visitor(cluster: &Cluster) -> Result<BaseConsumer<Plain>, Problem> {
     make(reading(cluster).set("fetch.wait.max.ms", "10"), Plain(cluster.trouble.clone()))
 }

@@ -1,4 +1,4 @@
-//! What topics must be like: made where they are missing, checked where they are there, never changed.
+//! Requirements on topics: missing ones are created, existing ones are checked, none is changed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -20,42 +20,42 @@ pub enum Use {
     Events,
     /// Parameters or snapshots: the newest of every key.
     State,
-    /// Bad events.
+    /// Malformed events.
     DeadLetters,
 }
 
-/// A topic as it should be.
+/// A required topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     /// Its name.
     pub name: String,
     /// What it is for.
     pub used_for: Use,
-    /// Partitions, when it is made.
+    /// Number of partitions to create it with.
     pub partitions: i32,
-    /// Its settings, when it is made.
+    /// Settings to create it with.
     pub settings: BTreeMap<&'static str, String>,
-    /// The least that its messages must be allowed to take.
+    /// Message size that it must permit.
     pub message_bytes: usize,
 }
 
-/// What was done about a topic, and what is wrong with it.
+/// Result of the check of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Found {
     /// Its name.
     pub topic: String,
-    /// Whether it was made just now.
+    /// Whether it was created just now.
     pub created: bool,
     /// Partitions.
     pub partitions: usize,
-    /// What is not as it should be, and why that matters.
+    /// Deviations from the requirements, and their consequences.
     pub differences: Vec<String>,
 }
 
-/// What a message takes besides the event in it: headers of a dead letter, the frame of a batch.
+/// Overhead of a message: headers of a dead letter, the frame of a batch.
 const AROUND: usize = 16 << 10;
 
-/// Within this time somebody takes over a lane whose owner has died.
+/// Time allowed for the takeover of a lane whose owner has died.
 const TAKE_OVER_MS: u64 = 600_000;
 
 /// How long the brokers may take to serve a new topic.
@@ -64,7 +64,7 @@ const CREATED_WITHIN: Duration = Duration::from_secs(60);
 /// The brokers' own default of max.message.bytes.
 const DEFAULT_MESSAGE_BYTES: usize = 1_048_588;
 
-/// All topics, as they should be.
+/// All required topics.
 pub fn wanted(cluster: &Cluster, settings: &Settings) -> Vec<Wanted> {
     let config = &cluster.config;
     let create = &config.create;
@@ -76,7 +76,7 @@ pub fn wanted(cluster: &Cluster, settings: &Settings) -> Vec<Wanted> {
             Wanted { name: name.clone(), used_for, partitions, settings, message_bytes }
         };
     let compact = [("cleanup.policy", "compact".to_owned())];
-    // Who takes over a lane reads its partition from the beginning: it is compacted early, and in small pieces.
+    // A takeover reads the partition from its beginning, so it is compacted early and in small segments.
     let state = [
         ("cleanup.policy", "compact".to_owned()),
         ("segment.bytes", (16 << 20).to_string()),
@@ -95,7 +95,7 @@ pub fn wanted(cluster: &Cluster, settings: &Settings) -> Vec<Wanted> {
     ]
 }
 
-/// The space with the largest parameters, and what they take at most.
+/// The space with the largest parameters, and their maximum size.
 pub fn largest_params(settings: &Settings) -> (Name, usize) {
     let listed = settings.spaces.iter().map(|(name, spec)| (name.clone(), params_bytes(spec)));
     let default = [(Name::default_space(), params_bytes(&settings.learner))];
@@ -125,7 +125,7 @@ fn rank(spec: &Spec) -> usize {
     }
 }
 
-/// Makes the topics that are missing, unless only `check`ed; says what is wrong with the others.
+/// Creates missing topics, unless `check` is set; reports deviations of the others.
 pub async fn init(cluster: &Cluster, settings: &Settings, check: bool) -> Result<Vec<Found>, Problem> {
     let mut wanted = wanted(cluster, settings);
     // A lane has a partition of its own there.
@@ -140,7 +140,7 @@ pub async fn init(cluster: &Cluster, settings: &Settings, check: bool) -> Result
                 true
             }
             Err(Problem::MissingTopic(name)) => {
-                let differences = vec!["it is not there: `pointsman topics init` makes it".to_owned()];
+                let differences = vec!["missing: create it with `pointsman topics init`".to_owned()];
                 all.push(Found { topic: name, created: false, partitions: 0, differences });
                 continue;
             }
@@ -167,7 +167,7 @@ pub async fn init(cluster: &Cluster, settings: &Settings, check: bool) -> Result
         let (found, wanted) = (snapshots.partitions, queries.partitions);
         snapshots
             .differences
-            .push(format!("it has {found} partitions, not the {wanted} of {}: add some", queries.topic));
+            .push(format!("has {found} partitions, but {} has {wanted}: add partitions", queries.topic));
     }
     Ok(all)
 }
@@ -178,10 +178,10 @@ async fn create(cluster: &Cluster, topic: &Wanted) -> Result<(), Problem> {
     for (key, value) in &topic.settings {
         new = new.set(key, value);
     }
-    let doing = format!("making topic {}", topic.name);
+    let doing = format!("cannot create topic {}", topic.name);
     let made = cluster.admin()?.create_topics(&[new], &Cluster::admin_options()).await;
     match made.map_err(|error| failed(&doing, &error))?.into_iter().next() {
-        // Someone else was faster.
+        // Another process created it first.
         None | Some(Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(()),
         Some(Err((_, code))) => Err(Problem::Failed { doing, problem: code.to_string() }),
     }
@@ -203,25 +203,25 @@ async fn await_created(cluster: &Cluster, found: &Found) -> Result<(), Problem> 
     }
 }
 
-/// What a topic that is there has otherwise than it should.
+/// Deviations of an existing topic from its requirements.
 async fn differences(cluster: &Cluster, topic: &Wanted) -> Result<Vec<String>, Problem> {
     let found = settings_of(cluster, &topic.name).await?;
     let mut differences = Vec::new();
     let policy = found.get("cleanup.policy").map_or("", String::as_str);
     match topic.used_for {
         Use::State if policy != "compact" => differences.push(format!(
-            "cleanup.policy is {policy:?}, not \"compact\": what has not changed for a while would be deleted, and \
-             routers that start then would find nothing"
+            "cleanup.policy is {policy:?}, not \"compact\": retention would delete the newest value of a key, and routers or \
+             learners that start later would not find it"
         )),
         Use::Events | Use::DeadLetters if policy.contains("compact") => differences.push(format!(
-            "cleanup.policy is {policy:?}: compaction deletes events of the same key before they were learned from"
+            "cleanup.policy is {policy:?}, not \"delete\": compaction would delete events of the same key before they are read"
         )),
         _ => {}
     }
     let most = message_bytes(&found);
     if most < topic.message_bytes {
         differences.push(format!(
-            "max.message.bytes is {most}, less than the {} that its messages may take",
+            "max.message.bytes is {most}, but messages may have {} bytes: raise it",
             topic.message_bytes
         ));
     }
@@ -234,7 +234,7 @@ async fn settings_of(cluster: &Cluster, topic: &str) -> Result<BTreeMap<String, 
 
 /// The settings of each of these topics.
 async fn settings_of_all(cluster: &Cluster, topics: &[&str]) -> Result<Vec<BTreeMap<String, String>>, Problem> {
-    let doing = format!("asking for the settings of {}", topics.join(", "));
+    let doing = format!("cannot get the settings of topics {}", topics.join(", "));
     let asked: Vec<_> = topics.iter().map(|topic| ResourceSpecifier::Topic(topic)).collect();
     let answer = cluster.admin()?.describe_configs(&asked, &Cluster::admin_options()).await;
     let answer = answer.map_err(|error| failed(&doing, &error))?;
@@ -248,7 +248,10 @@ async fn settings_of_all(cluster: &Cluster, topics: &[&str]) -> Result<Vec<BTree
         }
     }
     let of = |topic: &&str| {
-        found.remove(*topic).ok_or_else(|| Problem::Failed { doing: doing.clone(), problem: "no answer".to_owned() })
+        found.remove(*topic).ok_or_else(|| Problem::Failed {
+            doing: doing.clone(),
+            problem: "the brokers returned no settings".to_owned(),
+        })
     };
     topics.iter().map(of).collect()
 }
@@ -257,7 +260,7 @@ fn message_bytes(settings: &BTreeMap<String, String>) -> usize {
     settings.get("max.message.bytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(usize::MAX)
 }
 
-/// Whether parameters fit into the messages of their topic; what those may take.
+/// Checks that parameters fit into the messages of their topic; returns the maximum message size.
 pub async fn check_params(cluster: &Cluster, settings: &Settings) -> Result<usize, Problem> {
     let topic = &cluster.config.topics.params;
     cluster.partitions(topic)?;
@@ -272,14 +275,15 @@ pub async fn check_params(cluster: &Cluster, settings: &Settings) -> Result<usiz
     Err(Problem::OversizedParams { space: space.to_string(), bytes, most, topic: topic.clone(), rank })
 }
 
-/// What dead letters may take. Where the topic does not say, what brokers allow by default.
+/// Size limits of dead letters. Falls back to the default of the brokers.
 pub async fn letter_limits(cluster: &Cluster, settings: &Settings) -> LetterLimits {
     let found = settings_of(cluster, &cluster.config.topics.dead_letters).await;
     let message_bytes = found.map_or(DEFAULT_MESSAGE_BYTES, |found| message_bytes(&found));
     LetterLimits { value_bytes: settings.events.bytes_max, message_bytes }
 }
 
-/// Whether lanes can move: their states have a place, and what a lane that is taken over reads again is still there.
+/// Checks that lanes can move: the snapshots topic holds their states, and the events that a takeover re-reads are
+/// retained.
 pub async fn check_lanes(cluster: &Cluster, settings: &Settings, partitions: usize) -> Result<(), Problem> {
     let topics = &cluster.config.topics;
     let topic = topics.snapshots.clone();
@@ -287,24 +291,24 @@ pub async fn check_lanes(cluster: &Cluster, settings: &Settings, partitions: usi
         |problem: String, wanted: String| Err(Problem::BadSnapshotsTopic { topic: topic.clone(), problem, wanted });
     let found = cluster.partitions(&topic)?;
     if found < partitions {
-        let wanted = format!("it must have as many as {}, {partitions}: add partitions to it", topics.queries);
+        let wanted = format!("it needs at least the {partitions} partitions of {}: add partitions", topics.queries);
         return bad(format!("has {found} partitions"), wanted);
     }
     let all = settings_of_all(cluster, &[&topic, &topics.queries, &topics.rewards]).await?;
     let of_topic = &all[0];
     let policy = of_topic.get("cleanup.policy").map_or("", String::as_str);
     if policy != "compact" {
-        let wanted = "it must be \"compact\", or the state of a lane would be deleted with time: change it".to_owned();
+        let wanted = "it must be \"compact\", or retention would delete the states of lanes: change it".to_owned();
         return bad(format!("has cleanup.policy = {policy:?}"), wanted);
     }
     let (most, least) = (message_bytes(of_topic), VALUE_BYTES_MAX + AROUND);
     if most < least {
-        return bad(format!("has max.message.bytes = {most}"), format!("it must be {least} or more: raise it"));
+        return bad(format!("has max.message.bytes = {most}"), format!("it must be at least {least}: raise it"));
     }
     let join = &settings.join;
     let wanted = (join.window_ms + join.early_ms + settings.reorder_ms).saturating_add(TAKE_OVER_MS);
     for (topic, of_topic) in [&topics.queries, &topics.rewards].into_iter().zip(&all[1..]) {
-        // None, or less than zero: for ever.
+        // Absent or negative means unlimited.
         let retention = of_topic.get("retention.ms").and_then(|ms| ms.parse::<u64>().ok());
         if let Some(found) = retention.filter(|found| *found < wanted) {
             return Err(Problem::ShortRetention { topic: topic.clone(), found, wanted });
@@ -313,7 +317,7 @@ pub async fn check_lanes(cluster: &Cluster, settings: &Settings, partitions: usi
     Ok(())
 }
 
-/// Partitions of queries and of rewards, which must be as many where a lane is a pair of them.
+/// Number of partitions of queries and of rewards, which must be equal with `lanes = "partition"`.
 pub fn check_partitions(cluster: &Cluster) -> Result<(usize, usize), Problem> {
     let topics = &cluster.config.topics;
     let (queries, rewards) = (cluster.partitions(&topics.queries)?, cluster.partitions(&topics.rewards)?);

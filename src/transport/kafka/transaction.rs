@@ -1,7 +1,7 @@
-//! Messages that count together or not at all, and only while nobody else has taken over.
+//! Kafka transactions of a lane, with fencing.
 //!
-//! Each lane has a name of its own among the brokers' transactions. Whoever begins under that name ends what another had
-//! begun and shuts that one out: what it still sends is refused, which is told here as [`Problem::Fenced`].
+//! Each lane has a transactional ID. Initializing transactions under that ID aborts the open transaction of the previous
+//! owner and fences it: the brokers reject what it still sends, which is reported as [`Problem::Fenced`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use rdkafka::producer::{BaseProducer, Producer};
 use super::cluster::{CALL, Cluster, Problem, failed, make};
 use super::outlet::{Deliveries, Failures, LetterLimits, Outgoing, Undelivered, as_large, shrink};
 
-/// The right to write in the name of a lane.
+/// A transactional producer of a lane.
 pub struct Transactions {
     producer: BaseProducer<Deliveries>,
     undelivered: Arc<Undelivered>,
@@ -23,18 +23,18 @@ pub struct Transactions {
     given_up: Arc<AtomicBool>,
 }
 
-/// A transaction that the brokers ended, or that had to be, is tried so often.
+/// Maximum attempts of an aborted transaction.
 const ATTEMPTS: usize = 3;
 
-/// How long the client is polled for reports at a time.
+/// Poll timeout for delivery reports.
 const POLL: Duration = Duration::from_millis(20);
 
-/// No broker lets a transaction take longer, unless it is configured.
+/// Default limit of the brokers on the transaction timeout.
 const LONGEST_MS: u64 = 900_000;
 
 impl Transactions {
-    /// Takes over the name of a lane: from here on nobody else writes under it, and all that anybody has written before
-    /// is decided. Messages may take so many bytes; where there are dead letters among them, these have limits.
+    /// Takes over the transactional ID of a lane: fences previous owners and decides their open transactions. Messages may
+    /// have up to `message_bytes`; dead letters among them have `limits`.
     pub fn take_over(
         cluster: &Cluster,
         lane: &str,
@@ -61,13 +61,13 @@ impl Transactions {
         Ok(transactions)
     }
 
-    /// What makes it give up whatever it is at, once it is set.
+    /// A flag that aborts the current operation once it is set.
     pub fn given_up(&self) -> Arc<AtomicBool> {
         self.given_up.clone()
     }
 
-    /// Begins a transaction and has the brokers take these messages, or smaller ones in the place of those that are too
-    /// large. They do not count yet.
+    /// Begins a transaction and delivers these messages, replacing those that are too large with smaller ones. They are not
+    /// committed yet.
     pub fn deliver(&self, mut messages: Vec<Outgoing>) -> Result<(), Problem> {
         let mut attempt = 1;
         loop {
@@ -76,8 +76,8 @@ impl Transactions {
             self.abort()?;
             too_large.extend(self.undelivered.take().too_large);
             if !too_large.is_empty() && !self.is_given_up() {
-                // This is no attempt of its own: each message shrinks twice at most. What was not tried any more because
-                // the first had failed fails likewise, if it is as large.
+                // Not counted as an attempt: each message shrinks twice at most. Messages that were not sent after the
+                // first failure would fail too if they are as large.
                 too_large.extend(as_large(&messages, &too_large));
                 messages = shrink(messages, &too_large).ok_or(problem)?;
                 continue;
@@ -85,41 +85,47 @@ impl Transactions {
             if attempt == ATTEMPTS || self.is_given_up() {
                 return Err(problem);
             }
-            tracing::warn!(lane = self.lane, attempt, "a transaction is tried again: {problem}");
+            tracing::warn!(lane = self.lane, attempt, %problem, "transaction failed; retrying");
             attempt += 1;
         }
     }
 
-    /// Makes what was delivered count.
+    /// Commits the delivered messages.
     pub fn commit(&self) -> Result<(), Problem> {
         self.again_while_it_may_help(|| self.producer.commit_transaction(CALL))
     }
 
-    /// The error comes with the numbers of messages that are too large, as far as they are known.
+    /// The error carries the indices of messages that are too large, as far as known.
     fn try_deliver(&self, messages: &[Outgoing]) -> Result<(), (Problem, BTreeSet<usize>)> {
-        let doing = || format!("a transaction of lane {}", self.lane);
+        let doing = || format!("transaction of lane {} failed", self.lane);
         let failed = |error: KafkaError| (failed(doing(), &error), self.undelivered.take().too_large);
         self.producer.begin_transaction().map_err(failed)?;
         for (number, message) in messages.iter().enumerate() {
             message.send(&self.producer, number).map_err(failed)?;
         }
-        // Each message has its own time limit, after which it is reported as undelivered. One that is undelivered is enough:
-        // the client sends no other until the transaction is aborted.
+        // Each message has a timeout, after which it is reported as undelivered. One is enough: the client sends no other
+        // until the transaction is aborted.
         while self.producer.in_flight_count() > 0 && !self.is_given_up() && !self.undelivered.any() {
             self.producer.poll(POLL);
         }
         let Failures { number, problem, too_large } = self.undelivered.take();
         if self.is_given_up() {
-            return Err((Problem::Failed { doing: doing(), problem: "it was given up".to_owned() }, too_large));
+            return Err((
+                Problem::Failed { doing: doing(), problem: "aborted because the lane was lost".to_owned() },
+                too_large,
+            ));
         }
         match number + too_large.len() {
             0 => Ok(()),
-            number => Err((Problem::NotDelivered { topic: doing(), number, problem }, too_large)),
+            number => Err((
+                Problem::NotDelivered { topic: format!("the topics of lane {}", self.lane), number, problem },
+                too_large,
+            )),
         }
     }
 
-    /// Aborts the transaction. The client drops what it has not sent, but waits until that is reported, which happens only
-    /// when it is polled: so it gets little time while it has messages.
+    /// Aborts the transaction. The client drops unsent messages but waits until they are reported, which happens only when
+    /// it is polled: so the timeout is short while it has messages.
     fn abort(&self) -> Result<(), Problem> {
         self.again_while_it_may_help(|| {
             let timeout = if self.producer.in_flight_count() > 0 { POLL } else { CALL };
@@ -131,7 +137,7 @@ impl Transactions {
         self.given_up.load(Ordering::Relaxed)
     }
 
-    /// Calls until it succeeds, as long as the client says that it may, and there is time.
+    /// Retries a call while the client reports the error as retriable and there is time.
     fn again_while_it_may_help(&self, call: impl Fn() -> Result<(), KafkaError>) -> Result<(), Problem> {
         let until = Instant::now() + self.patience;
         loop {
@@ -149,7 +155,7 @@ impl Transactions {
                 _ => code == Some(RDKafkaErrorCode::OperationTimedOut),
             };
             if !may_help || self.is_given_up() || Instant::now() >= until {
-                return Err(failed(format!("a transaction of lane {}", self.lane), &error));
+                return Err(failed(format!("transaction of lane {} failed", self.lane), &error));
             }
         }
     }
@@ -159,13 +165,13 @@ impl Transactions {
             None => Ok(()),
             Some((code, _)) if is_fence(code) => Err(Problem::Fenced(self.lane.clone())),
             Some((_, problem)) => {
-                Err(Problem::Failed { doing: format!("a transaction of lane {}", self.lane), problem })
+                Err(Problem::Failed { doing: format!("transaction of lane {} failed", self.lane), problem })
             }
         }
     }
 }
 
-/// Whether an error says that another has taken over.
+/// Whether an error means that another instance has taken over.
 fn is_fence(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     [Code::Fenced, Code::ProducerFenced, Code::InvalidProducerEpoch].contains(&code)

@@ -1,9 +1,9 @@
-//! Batches that the client cannot read: which one it is, and where the next one begins.
+//! Finds batches that the client cannot read, and where the next one starts.
 //!
 //! A batch that cannot be decompressed (damaged, in an unknown codec, or larger than `receive.message.max.bytes` once it is
-//! decompressed) makes librdkafka report an error and fetch the same batch again, without end. The error that reaches the
-//! reader carries neither partition nor offset. A probe, a client of its own, asks again: it fetches from where each
-//! partition is to be read next, and takes errors from librdkafka itself, which says where they belong.
+//! decompressed) makes librdkafka report an error and fetch the same batch again, forever. The error that reaches the
+//! reader carries neither partition nor offset. A probe, a separate client, fetches each partition from its next offset
+//! and takes errors from librdkafka itself, which names the partition and offset.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::cluster::{CALL, Cluster, Plain, Problem, failed, make};
 
-/// How long a probe waits for the brokers.
+/// Timeout of a probe.
 const WAIT: Duration = CALL;
 
 /// A batch that cannot be read.
@@ -28,11 +28,11 @@ pub struct Unreadable {
     pub topic: String,
     /// Its partition.
     pub partition: i32,
-    /// The offset from which on the partition cannot be read.
+    /// The offset from which the partition cannot be read.
     pub offset: u64,
-    /// What the client says.
+    /// The error of the client.
     pub problem: String,
-    /// The first offset of the batch, which may be before the one that was asked for.
+    /// The first offset of the batch, which may be before the requested one.
     #[serde(skip)]
     base: u64,
 }
@@ -42,14 +42,14 @@ impl fmt::Display for Unreadable {
         let Self { topic, partition, offset, problem, .. } = self;
         write!(
             f,
-            "{topic}/{partition} cannot be read from offset {offset} on: {problem}. `learn --accept-gap` skips the batch and \
-             records the gap in the dead-letter topic; a batch that is too large once it is decompressed can be read with a \
-             larger \"receive.message.max.bytes\" in transport.kafka.client"
+            "cannot read {topic}/{partition} from offset {offset} on: {problem}. `pointsman learn --accept-gap` skips the batch \
+             and records the gap in the dead-letter topic; if the batch is too large once decompressed, raise \
+             \"receive.message.max.bytes\" in transport.kafka.client instead"
         )
     }
 }
 
-/// Whether an error may be that of a batch that cannot be read.
+/// Whether an error may come from an unreadable batch.
 pub fn is_suspect(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
     let suspects = [
@@ -64,15 +64,15 @@ pub fn is_suspect(error: &KafkaError) -> bool {
     error.rdkafka_error_code().is_some_and(|code| suspects.contains(&code))
 }
 
-/// A client that looks for batches that cannot be read.
+/// A client that looks for unreadable batches.
 pub struct Probe(BaseConsumer<Plain>);
 
-/// What a fetch gave.
+/// Result of a fetch.
 struct Fetched {
     topic: String,
     partition: i32,
     offset: u64,
-    /// The error that it gave instead of a message.
+    /// The error returned instead of a message.
     error: Option<(RDKafkaErrorCode, String)>,
 }
 
@@ -84,7 +84,7 @@ impl Fetched {
 }
 
 impl Probe {
-    /// A probe that has not looked yet.
+    /// Creates an idle probe.
     pub fn new(cluster: &Cluster) -> Result<Self, Problem> {
         let mut settings = cluster.consumer();
         settings
@@ -92,12 +92,12 @@ impl Probe {
             .set("fetch.wait.max.ms", "10")
             .set("fetch.error.backoff.ms", "0")
             .set("queued.min.messages", "1")
-            // Its log would go to standard error. What matters comes back as an error.
+            // Its log would go to standard error. Errors are returned instead.
             .set("log_level", "0");
         make(&settings, Plain(cluster.trouble.clone())).map(Self)
     }
 
-    /// The first of these partitions that cannot be read from its offset on.
+    /// The first of these partitions that cannot be read from its offset.
     pub fn find(&self, places: &[(String, i32, u64)]) -> Result<Option<Unreadable>, Problem> {
         self.assign(places)?;
         let mut left: BTreeSet<(&str, i32)> = places.iter().map(|(topic, n, _)| (topic.as_str(), *n)).collect();
@@ -111,7 +111,7 @@ impl Probe {
                 let (partition, offset, base) = (*partition, *offset, fetched.offset);
                 return Ok(Some(Unreadable { topic, partition, offset, problem, base }));
             }
-            // It can be read, or is at its end.
+            // Readable, or at its end.
             if left.remove(&(topic.as_str(), *partition)) {
                 self.pause(topic, *partition)?;
             }
@@ -140,26 +140,26 @@ impl Probe {
         Ok(outside)
     }
 
-    /// Whether an offset is in the batch: a fetch from there gives the very same error.
+    /// Whether an offset is in the batch: a fetch from there returns the same error.
     fn is_in(&self, batch: &Unreadable, offset: u64) -> Result<bool, Problem> {
         self.assign(&[(batch.topic.clone(), batch.partition, offset)])?;
         let until = Instant::now() + WAIT;
         while Instant::now() < until {
             let Some(fetched) = self.poll() else { continue };
             match (fetched.problem().is_some(), &fetched.error) {
-                // Another batch that cannot be read is not this one.
+                // It may be another unreadable batch.
                 (true, _) => return Ok(fetched.offset == batch.base),
                 (false, None | Some((RDKafkaErrorCode::PartitionEOF, _))) => return Ok(false),
-                // The client mends it.
+                // The client recovers by itself.
                 (false, Some(_)) => {}
             }
         }
-        let doing = format!("looking for the end of what cannot be read of {}/{}", batch.topic, batch.partition);
-        Err(Problem::Failed { doing, problem: "no broker answers".to_owned() })
+        let doing = format!("cannot find the end of the unreadable batch in {}/{}", batch.topic, batch.partition);
+        Err(Problem::Failed { doing, problem: "the brokers did not answer in time".to_owned() })
     }
 
     fn assign(&self, places: &[(String, i32, u64)]) -> Result<(), Problem> {
-        let cannot = |error: KafkaError| failed("looking for what cannot be read", &error);
+        let cannot = |error: KafkaError| failed("cannot look for the unreadable batch", &error);
         let mut all = TopicPartitionList::new();
         for (topic, partition, offset) in places {
             all.add_partition_offset(topic, *partition, Offset::Offset(*offset as i64)).map_err(cannot)?;
@@ -170,7 +170,7 @@ impl Probe {
     fn pause(&self, topic: &str, partition: i32) -> Result<(), Problem> {
         let mut one = TopicPartitionList::new();
         one.add_partition(topic, partition);
-        self.0.pause(&one).map_err(|error| failed("looking for what cannot be read", &error))
+        self.0.pause(&one).map_err(|error| failed("cannot look for the unreadable batch", &error))
     }
 
     /// The next message or error, with where it belongs, for which rdkafka has no call.

@@ -141,7 +141,7 @@ fn a_store_has_one_owner() {
             let output = place.command(arguments).output().unwrap();
             let told = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(output.status.code(), Some(1), "{arguments:?}: {told}");
-            assert!(told.contains(&format!("the store {store} is in use")), "{arguments:?}: {told}");
+            assert!(told.contains(&format!("store {store} is in use")), "{arguments:?}: {told}");
         }
         assert_eq!(daemon.stop("-TERM").status.code(), Some(0), "the first one goes on");
     }

@@ -289,7 +289,7 @@ fn a_batch_that_cannot_be_decompressed_stops_with_its_offset_or_is_skipped() {
         let from = send_bombs(&place, 3);
         let lanes = format!("transport.kafka.lanes={lanes}");
         let text = place.fails(&["learn", "--once", "--set", &lanes]);
-        let named = format!("{}/0 cannot be read from offset {from} on", place.topic("queries"));
+        let named = format!("cannot read {}/0 from offset {from} on", place.topic("queries"));
         assert!(text.contains(&named) && text.contains("--accept-gap"), "{text}");
         let summary = json_of(&place.ok(&["learn", "--once", "--json", "--accept-gap", "--set", &lanes]));
         assert_eq!(summary["queries"], json!(21), "the batch counts as one: {summary}");
@@ -326,10 +326,12 @@ fn a_daemon_at_a_batch_that_cannot_be_read_is_not_ready_and_says_where() {
             std::thread::sleep(Duration::from_millis(50));
         }
     };
-    let named = format!("{topic}/0 cannot be read from offset {from} on");
+    let named = format!("cannot read {topic}/0 from offset {from} on");
     let ready = || client.get("/ready").map(|(code, text)| (code, text.to_string())).unwrap_or_default();
     await_that("not ready", &|| ready().0 == 503 && ready().1.contains(&named));
-    assert!(log_of(&config).contains("ERROR") && log_of(&config).contains(&named), "{}", log_of(&config));
+    let logged = ["ERROR", "cannot read batch; lane stopped", topic, &format!("offset={from} ")];
+    let is_logged = |line: &str| logged.iter().all(|part| line.contains(part));
+    assert!(log_of(&config).lines().any(is_logged), "{}", log_of(&config));
     let metrics = || client.get("/metrics").map(|(_, text)| text.as_str().unwrap().to_owned()).unwrap_or_default();
     let stopped = format!("pointsman_learner_unreadable_offset{{topic=\"{topic}\",partition=\"0\"}} {from}\n");
     await_that("the metric", &|| metrics().contains(&stopped));

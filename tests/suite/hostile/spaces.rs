@@ -90,7 +90,7 @@ fn the_limit_is_logged_once_and_spaces_with_examples_stay() {
     site.log("1", &(queries, rewards));
     let run = site.run(&["learn", "--once", "--json"]);
     let found: Value = serde_json::from_str(&run.out).unwrap();
-    assert_eq!(run.err.matches("learner.spaces_max is reached").count(), 1, "{}", run.err);
+    assert_eq!(run.err.matches("learner.spaces_max reached").count(), 1, "{}", run.err);
     let spaces = names(&found);
     assert!(
         ["default", "listed", "shop"].iter().all(|space| spaces.contains(space)) && spaces.len() == 4,

@@ -1,7 +1,7 @@
-"""Routes queries to embedding models by the parameters that Pointsman learns.
+"""Route queries to embedding models with the parameters that Pointsman learns.
 
-`Router` decides in process, from a parameters file; `PointsmanClient` asks a router sidecar over HTTP;
-`pointsman.kafka` follows the parameters topic.
+`Router` decides in process, from a parameters file. `PointsmanClient` calls a router sidecar over HTTP.
+`pointsman.kafka` keeps in-process routers up to date from the parameters topic.
 """
 
 from .client import PointsmanClient

@@ -1,4 +1,4 @@
-"""A client of the router sidecar, by the standard library alone."""
+"""HTTP client of the router sidecar. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _ANSWER_BYTES_MAX = 1 << 20
 
 
 class PointsmanClient:
-    """Asks a router sidecar, which also logs decisions and rewards. Threads may share it.
+    """Client of a router sidecar, which also logs decisions and rewards. Thread-safe.
 
-    Proxies of the environment are not used and redirects not followed: the router is next door, and the token is for it
-    alone. Nothing is sent twice: to try again safely, pass the same `request_id` (or `event_id`) again.
+    It ignores the proxy settings of the environment and does not follow redirects, so the token reaches only the router.
+    It does not retry. To retry safely, call again with the same `request_id` (or `event_id`).
     """
 
     def __init__(self, base_url: str, token: str | None = None, timeout_s: float = 2.0) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{base_url!r} is not the address of a router, like http://127.0.0.1:9464")
+            raise ValueError(f"base_url {base_url!r} is not valid: expected a URL such as http://127.0.0.1:9464")
         if not (timeout_s > 0.0 and math.isfinite(timeout_s)):
-            raise ValueError(f"timeout_s = {timeout_s} must be a time")
+            raise ValueError(f"timeout_s = {timeout_s} is not valid: expected a positive number of seconds")
         self._base_url = base_url.rstrip("/")
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if token is not None:
@@ -39,9 +39,9 @@ class PointsmanClient:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
 
     def route(self, query: Query, request_id: str | None = None, space: str | None = None) -> Answer:
-        """Which model a query goes to.
+        """Choose a model for a query. The router logs the decision.
 
-        The same `request_id` and query get the same answer again; the same `request_id` with another query raises
+        The same `request_id` with the same query returns the same answer. The same `request_id` with another query raises
         `Problem` with status 409.
         """
         body: dict[str, Any] = {"query": encode(query)}
@@ -53,13 +53,13 @@ class PointsmanClient:
         return _answer(self._post("/v1/route", body))
 
     def reward(self, request_id: str, reward: float, space: str | None = None, event_id: str | None = None) -> None:
-        """What a request earned. Rewards with the same `event_id` count once.
+        """Report the reward of a request. Rewards with the same `event_id` count once.
 
-        A reward outside of the range raises `Problem` with status 422 if the router is configured to reject it.
+        A reward outside of `reward.range` raises `Problem` with status 422 if the router is configured to reject it.
         """
         check_id("request_id", request_id)
         if not math.isfinite(reward):
-            raise ValueError(f"reward {reward} must be finite")
+            raise ValueError(f"reward = {reward} is not valid: expected a finite number")
         body: dict[str, Any] = {"request_id": request_id, "reward": float(reward)}
         if space is not None:
             body["space"] = space
@@ -77,10 +77,10 @@ class PointsmanClient:
         except urllib.error.HTTPError as error:
             with error:
                 _raise_problem(error)
-        # Also what a socket says while the answer is read: OSError, and answers that are not HTTP.
+        # Includes socket errors while the response is read, and responses that are not HTTP.
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
-            raise Unreachable(f"{self._base_url} did not answer: {reason or type(error).__name__}") from error
+            raise Unreachable(f"cannot reach the router at {self._base_url}: {reason or type(error).__name__}") from error
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -103,7 +103,7 @@ def _answer(data: bytes) -> Answer:
             params_epoch=int(body["params_epoch"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Problem(200, "OK", f"the answer is not a router's: {error!r}") from None
+        raise Problem(200, "OK", f"unexpected response, not from a Pointsman router: {error!r}") from None
 
 
 def _raise_problem(error: urllib.error.HTTPError) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Decisions, and the events that they are logged as."""
+"""Decisions and their query events."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ ID_BYTES_MAX = 256
 
 @dataclass(frozen=True)
 class Answer:
-    """Which model a query goes to."""
+    """The model chosen for a query."""
 
     request_id: str
-    """What rewards must name."""
+    """ID that rewards must carry."""
     space: str
     model: str
     propensity: float
-    """The probability with which this model was drawn."""
+    """Probability with which this model was drawn."""
     propensities: dict[str, float]
-    """The whole distribution that it was drawn from."""
+    """Full distribution that the model was drawn from."""
     params_version: int
     params_epoch: int
 
 
 @dataclass(frozen=True)
 class Decision(Answer):
-    """An answer that was found in process: nobody has logged it yet."""
+    """A decision taken in process. The caller must log it: see `event`."""
 
     policy: dict[str, float]
-    """The distribution before the floor was mixed in."""
+    """Distribution before the exploration floor is mixed in."""
 
     def event(self, query: Query, ts_ms: int) -> dict[str, Any]:
-        """The query event that the learner needs, for `json.dumps`; `query` is what was routed."""
+        """Return the query event for the learner, ready for `json.dumps`. `query` is the routed query."""
         event = {
             "request_id": self.request_id,
             "space": self.space,
@@ -52,16 +52,16 @@ class Decision(Answer):
 
 
 def random_id() -> str:
-    """A request id that nobody else has."""
+    """Return a unique request ID."""
     return secrets.token_hex(16)
 
 
 def check_id(field: str, value: str) -> bytes:
-    """The bytes of an id: 1 to 256 of them."""
+    """Return the bytes of an ID, which must be 1 to 256."""
     try:
         data = value.encode("utf-8")
     except UnicodeEncodeError:
-        raise BadRequestId(f"{field} is not Unicode text") from None
+        raise BadRequestId(f"{field} is not valid Unicode text") from None
     if not 1 <= len(data) <= ID_BYTES_MAX:
-        raise BadRequestId(f"{field} must have 1 to {ID_BYTES_MAX} bytes, not {len(data)}")
+        raise BadRequestId(f"{field} has {len(data)} bytes: must have 1 to {ID_BYTES_MAX}")
     return data

@@ -1,30 +1,30 @@
-"""What can go wrong, by who has to do something about it."""
+"""Exceptions of this package."""
 
 from __future__ import annotations
 
 
 class PointsmanError(Exception):
-    """Any error of this package."""
+    """Base class of all exceptions of this package."""
 
 
 class BadParams(PointsmanError, ValueError):
-    """Bytes are not parameters that this version can route by."""
+    """The parameters are invalid or not supported by this version."""
 
 
 class BadQuery(PointsmanError, ValueError):
-    """A vector cannot be routed."""
+    """The query vector is invalid."""
 
 
 class BadRequestId(PointsmanError, ValueError):
-    """A request id has no bytes, or too many."""
+    """A request ID or event ID is empty, too long or not valid Unicode."""
 
 
 class Unreachable(PointsmanError):
-    """The router did not answer: no connection, or not in time."""
+    """The router cannot be reached, or did not answer within the timeout."""
 
 
 class Problem(PointsmanError):
-    """The router answered that something is wrong (RFC 9457)."""
+    """The router returned an error (RFC 9457)."""
 
     def __init__(
         self, status: int, title: str, detail: str, field: str | None = None, retry_after_s: float | None = None
@@ -35,6 +35,6 @@ class Problem(PointsmanError):
         self.title = title
         self.detail = detail
         self.field = field
-        """The field that is wrong, as a path; None if it is not about one."""
+        """Path of the invalid field; None if the error does not concern a field."""
         self.retry_after_s = retry_after_s
-        """When to try again, if the router said so."""
+        """Seconds to wait before a retry, if the router sent Retry-After."""

@@ -1,4 +1,4 @@
-"""Routers that follow the parameters topic: `pip install pointsman[kafka]`."""
+"""Routers that are kept up to date from the parameters topic. Needs `pip install pointsman[kafka]`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _METADATA_TIMEOUT_S = 10.0
 
 
 class Message(Protocol):
-    """What is used of a Kafka message."""
+    """The part of a Kafka message that is used."""
 
     def key(self) -> bytes | str | None: ...
 
@@ -28,18 +28,18 @@ class Message(Protocol):
 
 
 class Routers(Mapping[str, Router]):
-    """Routers by space, from the messages of a parameters topic."""
+    """Routers by space, built from the messages of a parameters topic."""
 
     def __init__(self, key: bytes = DEFAULT_KEY) -> None:
         self._key = key
-        # Replaced as a whole, so that whoever iterates is not disturbed.
+        # Replaced as a whole, so that concurrent iteration is safe.
         self._routers: dict[str, Router] = {}
 
     def take(self, message: Message) -> bool:
-        """Takes a message in: whether it was newer. One thread alone may call this.
+        """Apply a message. Return whether its parameters were newer. Call it from one thread only.
 
-        A message without a value (the space was deleted from the topic) changes nothing: who routes goes on. One that
-        cannot be used raises `BadParams`.
+        A tombstone (the space was deleted from the topic) changes nothing: the router keeps its parameters. Raises
+        `BadParams` if the parameters are invalid.
         """
         value = message.value()
         if value is None:
@@ -47,7 +47,7 @@ class Routers(Mapping[str, Router]):
         params = Params.decode(_bytes(value))
         key = message.key()
         if key is None or _bytes(key) != params.space.encode():
-            raise BadParams(f"the message's key is {key!r}, its space {params.space}")
+            raise BadParams(f"the message key {key!r} does not match space {params.space}")
         known = self._routers.get(params.space)
         if known is not None:
             return known.offer(params)
@@ -65,11 +65,11 @@ class Routers(Mapping[str, Router]):
 
 
 class Follower:
-    """Reads a parameters topic on a thread of its own, until it is closed."""
+    """Reads a parameters topic on a background thread until it is closed."""
 
     def __init__(self, consumer: Any, partitions: set[int], eof: int, routers: Routers) -> None:
         self.routers = routers
-        """Routers by space, ever the newest."""
+        """Routers by space, always with the newest parameters."""
         self._consumer = consumer
         self._behind = set(partitions)
         self._eof = eof
@@ -79,11 +79,11 @@ class Follower:
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until all that was on the topic at the start has been read: whether it has."""
+        """Wait until everything that was on the topic at the start has been read. Return whether it has."""
         return self._ready.wait(timeout_s)
 
     def close(self) -> None:
-        """Stops reading. Routers go on with what they have."""
+        """Stop reading. Routers keep their current parameters."""
         self._stop.set()
         self._thread.join()
 
@@ -99,8 +99,8 @@ class Follower:
                 try:
                     self._step(self._consumer.poll(_POLL_S))
                 except Exception:
-                    # A client in trouble must not end the thread in silence, nor fill the log.
-                    _log.exception("parameters cannot be read")
+                    # A client error must not end the thread silently, nor flood the log.
+                    _log.exception("cannot read parameters")
                     self._stop.wait(_POLL_S)
         finally:
             self._consumer.close()
@@ -114,19 +114,19 @@ class Follower:
             if not self._behind:
                 self._ready.set()
         elif error is not None:
-            _log.warning("parameters cannot be read: %s", error)
+            _log.warning("cannot read parameters: %s", error)
         else:
             try:
                 self.routers.take(message)
             except BadParams as bad:
                 place = (message.topic(), message.partition(), message.offset())
-                _log.error("parameters at %s cannot be used: %s", place, bad)
+                _log.error("ignored invalid parameters at %s: %s", place, bad)
 
 
 def follow(config: Mapping[str, Any], topic: str, key: bytes = DEFAULT_KEY) -> Follower:
-    """Follows a parameters topic from its beginning. `config` is librdkafka's, `bootstrap.servers` at least.
+    """Read a parameters topic from its beginning. `config` is a librdkafka configuration with `bootstrap.servers`.
 
-    Every follower reads all partitions for itself; groups are not joined and offsets not committed.
+    Every follower reads all partitions. It joins no consumer group and commits no offsets.
     """
     kafka: Any = importlib.import_module("confluent_kafka")
     routers = Routers(key)
@@ -141,9 +141,9 @@ def follow(config: Mapping[str, Any], topic: str, key: bytes = DEFAULT_KEY) -> F
 
 
 def consumer_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A consumer's configuration, with what must be so."""
+    """Return the consumer configuration with the required settings."""
     return {
-        # The library wants a name, though no group is joined.
+        # The library requires a group name, though no group is joined.
         "group.id": "pointsman-params",
         **config,
         "isolation.level": "read_committed",
@@ -161,7 +161,7 @@ def _partitions(consumer: Any, topic: str) -> set[int]:
         if found.error is None and found.partitions:
             return set(found.partitions)
         if time.monotonic() > deadline:
-            raise LookupError(f"there is no topic {topic}: {found.error}")
+            raise LookupError(f"topic {topic} does not exist: {found.error}")
         time.sleep(_POLL_S)
 
 

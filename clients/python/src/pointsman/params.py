@@ -1,4 +1,4 @@
-"""Routing parameters: one safetensors file a space (format version 1)."""
+"""Routing parameters: one safetensors file per space (format version 1)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
 _F32 = np.dtype("<f4")
-# Not every version of the library says what types it has.
+# Not every version of the library has type annotations.
 _deserialize: Any = safetensors.deserialize
 
 
@@ -35,7 +35,7 @@ class ScoreForm:
 
 @dataclass(frozen=True, eq=False)
 class Params:
-    """What a router needs to route the queries of one space."""
+    """Routing parameters of one space."""
 
     space: str
     epoch: int
@@ -46,35 +46,35 @@ class Params:
     created_ms: int
     algorithm: str
     inverse_gap: float | None
-    """g of inverse-gap sampling; None is softmax."""
+    """g of inverse-gap sampling; None for softmax."""
     floor: float
     floor_distribution: tuple[float, ...]
     scores: tuple[ScoreForm, ...]
 
     @property
     def stamp(self) -> tuple[int, int, int]:
-        """What orders parameters of a space: epoch, version, revision."""
+        """Epoch, version and revision, which order the parameters of a space."""
         return (self.epoch, self.version, self.revision)
 
     @staticmethod
     def decode(data: bytes) -> Params:
-        """Reads parameters and checks them."""
+        """Decode and validate parameters."""
         try:
             tensors = dict(_deserialize(bytes(data)))
         except safetensors.SafetensorError as error:
             raise BadParams(f"not a safetensors file: {error}") from None
-        # The library checks the header, but does not give its metadata.
+        # The library validates the header, but does not expose its metadata.
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         meta = _Metadata(header.get("__metadata__") or {})
         if meta.text("format") != FORMAT:
             raise meta.bad("format", f"{meta.text('format')!r} is not {FORMAT}")
         format_version = meta.whole("format_version")
         if format_version > FORMAT_VERSION:
-            raise meta.bad("format_version", f"{format_version} is newer than this package reads: upgrade it")
+            raise meta.bad("format_version", f"{format_version} is newer than this package reads ({FORMAT_VERSION}): upgrade it")
         models = meta.names("models")
         dim = meta.whole("dim")
         if dim == 0:
-            raise meta.bad("dim", "there must be at least one dimension")
+            raise meta.bad("dim", "must be at least 1")
         return Params(
             space=meta.name("space"),
             epoch=meta.whole("epoch"),
@@ -113,7 +113,7 @@ class _Metadata:
     def whole(self, key: str) -> int:
         value = self.json(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self.bad(key, f"{value!r} is not a whole number")
+            raise self.bad(key, f"{value!r} is not a non-negative integer")
         return value
 
     def number(self, key: str, most: float) -> float:
@@ -121,7 +121,7 @@ class _Metadata:
         if not _is_number(value):
             raise self.bad(key, f"{value!r} is not a number")
         if not 0.0 <= value <= most:
-            raise self.bad(key, f"{value} is out of range")
+            raise self.bad(key, f"{value} is not between 0 and {most}")
         return float(value)
 
     def name(self, key: str) -> str:
@@ -133,12 +133,12 @@ class _Metadata:
     def names(self, key: str) -> tuple[str, ...]:
         names = self.json(key)
         if not isinstance(names, list) or not names:
-            raise self.bad(key, "there must be at least one model")
+            raise self.bad(key, "must list at least one model")
         for i, name in enumerate(names):
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise self.bad(key, f"{name!r} is not a name")
             if name in names[:i]:
-                raise self.bad(key, f"{name} is there twice")
+                raise self.bad(key, f"{name} is listed twice")
         return tuple(names)
 
     def sampling(self) -> float | None:
@@ -147,7 +147,7 @@ class _Metadata:
             return None
         if sampling == "inverse_gap":
             return self.number("inverse_gap", math.nextafter(math.inf, 0.0))
-        raise self.bad("sampling", f"{sampling!r} is none of softmax, inverse_gap")
+        raise self.bad("sampling", f"{sampling!r} is not softmax or inverse_gap")
 
     def floor_distribution(self, models: int) -> tuple[float, ...]:
         key = "floor_distribution"
@@ -161,7 +161,7 @@ class _Metadata:
             and abs(sum(shares) - 1.0) < 1e-6
         )
         if not good:
-            raise self.bad(key, "not a distribution over the models")
+            raise self.bad(key, "is not a distribution over the models")
         return tuple(float(p) for p in shares)
 
 
@@ -193,8 +193,8 @@ def _tensor(
     sizes = tuple(found["shape"])
     fits = len(sizes) == len(shape) and all(e is None or e == s for s, e in zip(sizes, shape))
     if found["dtype"] != "F32" or not fits:
-        raise BadParams(f"tensor {name}: {found['dtype']} of shape {list(sizes)} does not fit dim = {dim}")
+        raise BadParams(f"tensor {name}: type {found['dtype']} with shape {list(sizes)} does not match dim = {dim}")
     values = np.frombuffer(found["data"], dtype=_F32).astype(np.float32).reshape(sizes)
     if not np.isfinite(values).all():
-        raise BadParams(f"tensor {name}: not all values are finite")
+        raise BadParams(f"tensor {name}: contains a number that is not finite")
     return values

@@ -35,14 +35,14 @@ class Distribution:
     """The distributions of one decision, by model."""
 
     policy: dict[str, float]
-    """The policy's own, before the floor."""
+    """The policy, before the exploration floor is mixed in."""
     propensities: dict[str, float]
-    """What the model is drawn from."""
+    """The distribution that the model is drawn from."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What one model's score for a query is made of: score = bias + linear + sum(parts)."""
+    """The components of a model's score for a query: score = bias + linear + sum(parts)."""
 
     score: float
     bias: float
@@ -54,46 +54,46 @@ class Explanation:
 
 
 class Router:
-    """Routes the queries of one space by the newest parameters that it was given. Threads may share it."""
+    """Routes the queries of one space with the newest parameters it has received. Thread-safe."""
 
     def __init__(self, params: Params, key: bytes = DEFAULT_KEY) -> None:
         if not 1 <= len(key) <= _KEY_BYTES_MAX:
-            raise ValueError(f"a key of draws has 1 to {_KEY_BYTES_MAX} bytes, not {len(key)}")
+            raise ValueError(f"the draw key has {len(key)} bytes: use 1 to {_KEY_BYTES_MAX} bytes")
         self._key: Final = bytes(key)
-        # Never changed, only replaced: whoever routes holds on to one version of everything.
+        # Replaced, never modified: each decision uses one consistent version.
         self._compiled = _Compiled(params)
         self._writer: Final = threading.Lock()
 
     @classmethod
     def from_bytes(cls, params: bytes, key: bytes = DEFAULT_KEY) -> Router:
-        """A router by the bytes of a parameters file or message. `key` is router.key of the sidecars."""
+        """Create a router from the bytes of a parameters file or message. `key` is `router.key` of the sidecars."""
         return cls(Params.decode(params), key)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], key: bytes = DEFAULT_KEY) -> Router:
-        """A router by a parameters file."""
+        """Create a router from a parameters file."""
         with open(path, "rb") as file:
             return cls.from_bytes(file.read(), key)
 
     @property
     def params(self) -> Params:
-        """The parameters that it routes by."""
+        """The current parameters."""
         return self._compiled.params
 
     def offer(self, params: bytes | Params) -> bool:
-        """Takes parameters in if they are newer than those it has: whether they were. It never goes back."""
+        """Apply parameters if they are newer than the current ones. Return whether they were. Never goes back."""
         new = params if isinstance(params, Params) else Params.decode(params)
         with self._writer:
             old = self._compiled.params
             if new.space != old.space:
-                raise BadParams(f"parameters of space {new.space}, but this router is of space {old.space}")
+                raise BadParams(f"the parameters are for space {new.space}, but this router serves space {old.space}")
             if new.stamp <= old.stamp:
                 return False
             self._compiled = _Compiled(new)
             return True
 
     def route(self, query: Query, request_id: str | None = None) -> Decision:
-        """Decides which model a query goes to. The same request id draws the same, wherever it is routed."""
+        """Choose a model for a query. The same request ID draws the same model on every router with the same key."""
         by = self._compiled
         request_id = random_id() if request_id is None else request_id
         u = draw(self._key, by.params.space, request_id)
@@ -112,18 +112,18 @@ class Router:
         )
 
     def scores(self, query: Query) -> dict[str, float]:
-        """The score of each model."""
+        """Return the score of each model."""
         by = self._compiled
         return dict(zip(by.params.models, by.scores(by.products(query))))
 
     def distribution(self, query: Query) -> Distribution:
-        """The probability of each model."""
+        """Return the probability of each model."""
         by = self._compiled
         core, propensities = by.distribution(by.scores(by.products(query)))
         return Distribution(dict(zip(by.params.models, core)), dict(zip(by.params.models, propensities)))
 
     def explain(self, query: Query) -> dict[str, Explanation]:
-        """What each model's score and probability come from."""
+        """Explain the score and the probability of each model."""
         by = self._compiled
         products = by.products(query)
         scores = by.scores(products)
@@ -136,7 +136,7 @@ class Router:
 
 
 class _Compiled:
-    """All vectors of all models as the rows of one matrix: scoring a query is one product."""
+    """The vectors of all models as rows of one matrix, so that scoring a query is one product."""
 
     __slots__ = ("params", "_rows", "_eigenvalues", "_owners", "_linear", "_biases")
 
@@ -151,7 +151,7 @@ class _Compiled:
         self._biases: Final = np.array([form.bias for form in forms], np.float64)
 
     def products(self, query: Query) -> npt.NDArray[np.float64]:
-        """Rows times the unit query."""
+        """Return the product of the rows with the unit query."""
         return (self._rows @ unit(query, self.params.dim)).astype(np.float64)
 
     def scores(self, products: npt.NDArray[np.float64]) -> list[float]:
@@ -164,7 +164,7 @@ class _Compiled:
         return [float(score) for score in scores]
 
     def parts(self, products: npt.NDArray[np.float64]) -> tuple[list[tuple[float, ...]], list[float]]:
-        """The quadratic and linear parts of each model's score."""
+        """Return the quadratic and linear parts of each model's score."""
         rank = self._eigenvalues.size
         parts = self._eigenvalues * products[:rank] ** 2
         models = range(len(self._biases))
@@ -173,7 +173,7 @@ class _Compiled:
         return quadratic, [float(linear.get(m, 0.0)) for m in models]
 
     def distribution(self, scores: Sequence[float]) -> tuple[list[float], list[float]]:
-        """The core distribution, and the one with the floor mixed in."""
+        """Return the core distribution, and the one with the floor mixed in."""
         params = self.params
         core = softmax(scores) if params.inverse_gap is None else inverse_gap(params.inverse_gap, scores)
         floor = params.floor
@@ -181,16 +181,16 @@ class _Compiled:
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
-    """In proportion to the exponential of the score."""
+    """Return probabilities proportional to the exponential of the scores."""
     best = max(scores)
-    # exp(-700) is the least that a weight may be: still positive, so that every model can be drawn.
+    # The minimum weight is exp(-700): still positive, so that every model can be drawn.
     weights = [math.exp(max(score - best, -700.0)) for score in scores]
     total = sum(weights)
     return [weight / total for weight in weights]
 
 
 def inverse_gap(gap: float, scores: Sequence[float]) -> list[float]:
-    """In inverse proportion to the distance from the best score, the first of the best."""
+    """Return inverse-gap probabilities; the first of the best scores gets the rest."""
     best = max(range(len(scores)), key=scores.__getitem__)
     core = [1.0 / (len(scores) + gap * (scores[best] - score)) for score in scores]
     core[best] = 1.0 - sum(p for m, p in enumerate(core) if m != best)
@@ -198,15 +198,15 @@ def inverse_gap(gap: float, scores: Sequence[float]) -> list[float]:
 
 
 def draw(key: bytes, space: str, request_id: str) -> float:
-    """The draw of a request, in 0..1, that anyone with the key can repeat."""
-    # No space has a zero byte: the two parts cannot be mistaken.
+    """Return the draw of a request in [0, 1), reproducible with the key."""
+    # Space names contain no zero byte, so the encoding is unambiguous.
     text = space.encode("ascii") + b"\0" + check_id("request_id", request_id)
     digest = hashlib.blake2b(text, digest_size=8, key=key).digest()
     return float((int.from_bytes(digest, "little") >> 11) / (1 << 53))
 
 
 def select(propensities: Sequence[float], u: float) -> int:
-    """The model that a draw selects from the cumulative distribution; never one of probability zero."""
+    """Return the model that a draw selects from the cumulative distribution; never one of probability zero."""
     left, chosen = u, 0
     for m, p in enumerate(propensities):
         if p <= 0.0:
