@@ -171,7 +171,11 @@ impl TlsConfig {
                 true => ("http.tls.certificate", certificate, "http.tls.key"),
                 false => ("http.tls.key", key, "http.tls.certificate"),
             };
-            return Err(bad(set, value.display(), format!("TLS also needs {other}: set both, or neither for plain HTTP")));
+            return Err(bad(
+                set,
+                value.display(),
+                format!("TLS also needs {other}: set both, or neither for plain HTTP"),
+            ));
         }
         Ok(())
     }
@@ -216,7 +220,11 @@ impl HttpConfig {
             !host.is_empty() && host.chars().all(allowed) && (!host.contains(':') || host.parse::<Ipv6Addr>().is_ok())
         };
         if let Some(host) = self.hosts.iter().find(|host| !is_name(host)) {
-            return Err(bad("http.hosts", host, "must be host names or addresses only, without scheme, port or brackets"));
+            return Err(bad(
+                "http.hosts",
+                host,
+                "must be host names or addresses only, without scheme, port or brackets",
+            ));
         }
         self.tls.check()
     }
@@ -1305,7 +1313,8 @@ impl LearnerConfig {
             (LearningRate::Doubling, _) => Ok(Rate::Doubling { scale }),
             (LearningRate::Constant, Some(root)) => Ok(Rate::Constant(scale / root)),
             (LearningRate::Constant, None) => {
-                let required = "a constant learning rate by theory requires the number of examples T; or set learner.eta";
+                let required =
+                    "a constant learning rate by theory requires the number of examples T; or set learner.eta";
                 Err(missing("learner.horizon", required))
             }
         }
@@ -1409,7 +1418,11 @@ mod tests {
             "learner.intrinsic_rank = 9 exceeds learner.dim = 8",
         );
         check(|c| c.horizon = Some(0), "learner.horizon", "1 or more");
-        check(|c| c.learning_rate = Some(LearningRate::Anytime), "learner.horizon", "is not set: a moving learning_rate");
+        check(
+            |c| c.learning_rate = Some(LearningRate::Anytime),
+            "learner.horizon",
+            "is not set: a moving learning_rate",
+        );
         check(|c| c.algorithm = Algorithm::Fixed, "learner.fixed_model", "is not set: ");
         check(
             |c| (c.algorithm, c.fixed_model) = (Algorithm::Fixed, Some("e5".to_owned())),
@@ -1445,7 +1458,13 @@ mod tests {
         let mistyped = "spaces.shop.dim = \"wide\": must be a whole number, 0 or more";
         assert_eq!(config.check().unwrap_err().to_string(), mistyped);
         config.spaces.insert("shop".to_owned(), space("spaces_max", 1.into()));
-        assert!(config.check().unwrap_err().to_string().contains("spaces.shop.spaces_max applies to all spaces: set it in [learner]"));
+        assert!(
+            config
+                .check()
+                .unwrap_err()
+                .to_string()
+                .contains("spaces.shop.spaces_max applies to all spaces: set it in [learner]")
+        );
         check(|c| drop(c.spaces.insert(".shop".to_owned(), serde_json::Map::new())), "is not a name");
         check(|c| c.events.fields.query = "query".to_owned(), "events.fields.query = query: must be a JSON pointer");
         check(|c| c.events.bytes_max = 1, "events.bytes_max = 1: must be");

@@ -46,7 +46,10 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     }
     let written = toml::to_string(config).context("cannot print the configuration")?;
     let resolved = toml::to_string(&resolved).context("cannot print the resolved configuration")?;
-    outln!("# Configuration\n{written}\n# Resolved settings (presets applied, for information only)\n{}", commented(&resolved))?;
+    outln!(
+        "# Configuration\n{written}\n# Resolved settings (presets applied, for information only)\n{}",
+        commented(&resolved)
+    )?;
     Ok(())
 }
 

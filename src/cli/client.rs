@@ -54,7 +54,12 @@ impl Target {
         let path = format!("/v1/route?space={}&request_id={request_id}", self.space);
         let body: Vec<u8> = query.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
         let answer = self.post(&path, "application/octet-stream", &body)?;
-        let strange = |error| NoAnswer::Ever(anyhow!("{} sent an invalid answer to /v1/route: {error}; is it a Pointsman router?", self.url));
+        let strange = |error| {
+            NoAnswer::Ever(anyhow!(
+                "{} sent an invalid answer to /v1/route: {error}; is it a Pointsman router?",
+                self.url
+            ))
+        };
         serde_json::from_str(&answer).map_err(strange)
     }
 
@@ -152,7 +157,9 @@ pub fn local(config: &HttpConfig) -> String {
 
 /// Validates a URL and removes a trailing slash.
 pub fn check_url(url: &str) -> anyhow::Result<String> {
-    let uri: ureq::http::Uri = url.parse().map_err(|error| anyhow!("invalid URL {url:?}: {error}; expected http://host:port or https://host:port"))?;
+    let uri: ureq::http::Uri = url
+        .parse()
+        .map_err(|error| anyhow!("invalid URL {url:?}: {error}; expected http://host:port or https://host:port"))?;
     let is_known = uri.scheme_str().is_some_and(|scheme| ["http", "https"].contains(&scheme));
     if !is_known || uri.host().is_none_or(str::is_empty) {
         bail!("invalid URL {url:?}: expected http://host:port or https://host:port");

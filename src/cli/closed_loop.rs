@@ -86,7 +86,9 @@ impl ClosedLoop {
         while let Stepped::Event(_) = self.runner.step()? {}
         let dead = self.runner.engine.counts();
         if dead.queries_dead + dead.rewards_dead > 0 {
-            return Err(anyhow!("the simulated router wrote events that the learner rejects: this is a bug, please report it"));
+            return Err(anyhow!(
+                "the simulated router wrote events that the learner rejects: this is a bug, please report it"
+            ));
         }
         Ok(())
     }
@@ -110,7 +112,10 @@ impl Stack for ClosedLoop {
     fn decide(&mut self, round: u64, query: &Query, _luck: f64) -> anyhow::Result<Decision> {
         let query: Vec<f32> = query.as_slice().iter().map(|&x| x as f32).collect();
         let request_id = request_id(round);
-        let answer = self.router.route(&self.space, &request_id, &query).context("the router does not know the space of the demo")??;
+        let answer = self
+            .router
+            .route(&self.space, &request_id, &query)
+            .context("the router does not know the space of the demo")??;
         let ts_ms = (round * ROUND_MS) as i64;
         self.queries.write_all(&query_line(&request_id, ts_ms, &query, &answer))?;
         Ok(Decision { model: answer.model, distribution: answer.distribution })

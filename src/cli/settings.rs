@@ -51,8 +51,9 @@ fn collect(
     }
     for option in overrides {
         // Without "=" all of it may be a value.
-        let (key, text) =
-            option.split_once('=').ok_or_else(|| anyhow!("--set takes SECTION.KEY=VALUE, for example --set learner.eta=0.3"))?;
+        let (key, text) = option
+            .split_once('=')
+            .ok_or_else(|| anyhow!("--set takes SECTION.KEY=VALUE, for example --set learner.eta=0.3"))?;
         set(&mut layers.command_line.0, key.trim(), text)
             .and_then(|()| layers.parse())
             .with_context(|| format!("in --set {}", key.trim()))?;
@@ -266,18 +267,58 @@ mod tests {
     #[test]
     fn mistakes_are_reported_with_their_source() {
         for (file, set, environment, expected) in [
-            (Some("[learner]\ntua = 1.0"), None, None, &["pointsman.toml", "unknown key learner.tua: did you mean learner.tau?"][..]),
+            (
+                Some("[learner]\ntua = 1.0"),
+                None,
+                None,
+                &["pointsman.toml", "unknown key learner.tua: did you mean learner.tau?"][..],
+            ),
             (Some("[learner"), None, None, &["pointsman.toml", "not valid TOML"][..]),
-            (Some("[learner]\nalgorithm = \"hgp\""), None, None, &["learner.algorithm = \"hgp\": must be one of hpg, hpg-parameter-free, "][..]),
-            (None, Some("learner.tua=1"), None, &["--set learner.tua", "unknown key learner.tua: did you mean learner.tau?"][..]),
+            (
+                Some("[learner]\nalgorithm = \"hgp\""),
+                None,
+                None,
+                &["learner.algorithm = \"hgp\": must be one of hpg, hpg-parameter-free, "][..],
+            ),
+            (
+                None,
+                Some("learner.tua=1"),
+                None,
+                &["--set learner.tua", "unknown key learner.tua: did you mean learner.tau?"][..],
+            ),
             (None, Some("learner.eta"), None, &["--set takes SECTION.KEY=VALUE"][..]),
-            (None, Some("learner.eta=fast"), None, &["--set learner.eta", "learner.eta = \"fast\": must be a number"][..]),
-            (None, None, Some(("POINTSMAN__LEARNER__DIM", "-1")), &["POINTSMAN__LEARNER__DIM", "learner.dim = -1: must be a whole number, 0 or more"][..]),
-            (None, None, Some(("POINTSMAN__LEARNERS__DIM", "1")), &["POINTSMAN__LEARNERS__DIM", "unknown key learners: did you mean learner?"][..]),
-            (None, Some("learner.zzzzzz=1"), None, &["unknown key learner.zzzzzz: the keys here are dim, models, "][..]),
+            (
+                None,
+                Some("learner.eta=fast"),
+                None,
+                &["--set learner.eta", "learner.eta = \"fast\": must be a number"][..],
+            ),
+            (
+                None,
+                None,
+                Some(("POINTSMAN__LEARNER__DIM", "-1")),
+                &["POINTSMAN__LEARNER__DIM", "learner.dim = -1: must be a whole number, 0 or more"][..],
+            ),
+            (
+                None,
+                None,
+                Some(("POINTSMAN__LEARNERS__DIM", "1")),
+                &["POINTSMAN__LEARNERS__DIM", "unknown key learners: did you mean learner?"][..],
+            ),
+            (
+                None,
+                Some("learner.zzzzzz=1"),
+                None,
+                &["unknown key learner.zzzzzz: the keys here are dim, models, "][..],
+            ),
             (Some("[transport]\nkind = 5"), None, None, &["transport.kind = 5: must be file or kafka"][..]),
             (Some("[transport]\nkind = [5]"), None, None, &["transport.kind: must be file or kafka, not a list"][..]),
-            (Some("[transport.kafka]\nstart = true"), None, None, &["transport.kafka.start: must be earliest, latest, or"][..]),
+            (
+                Some("[transport.kafka]\nstart = true"),
+                None,
+                None,
+                &["transport.kafka.start: must be earliest, latest, or"][..],
+            ),
             (Some("[reward]\nrange = [1]"), None, None, &["reward.range"][..]),
             (Some("[http]\nlisten = {}"), None, None, &["http.listen: must be a string, not a section"][..]),
         ] {

@@ -163,7 +163,10 @@ impl Serialize for Start {
 impl<'de> Deserialize<'de> for Start {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged, expecting = "must be earliest, latest, or a time such as 2026-01-31T12:00:00Z or 1769860800000")]
+        #[serde(
+            untagged,
+            expecting = "must be earliest, latest, or a time such as 2026-01-31T12:00:00Z or 1769860800000"
+        )]
         enum Written {
             Ms(i64),
             Text(String),
@@ -285,13 +288,18 @@ impl KafkaConfig {
     /// Checks every key.
     pub fn check(&self) -> Result<(), BadSetting> {
         if self.brokers.trim().is_empty() {
-            return Err(bad("transport.kafka.brokers", "\"\"", "must be host:port, or a comma-separated list of these"));
+            return Err(bad(
+                "transport.kafka.brokers",
+                "\"\"",
+                "must be host:port, or a comma-separated list of these",
+            ));
         }
         if self.group.is_empty() {
             return Err(bad("transport.kafka.group", "\"\"", "must not be empty"));
         }
         if self.standby && self.lanes == Lanes::One {
-            let way_out = "requires transport.kafka.lanes = \"partition\": with one lane there is no other lane to stand by for";
+            let way_out =
+                "requires transport.kafka.lanes = \"partition\": with one lane there is no other lane to stand by for";
             return Err(bad("transport.kafka.standby", "true", way_out));
         }
         at_least("transport.kafka.standby_bytes_max", self.standby_bytes_max, 1)?;

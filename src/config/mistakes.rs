@@ -123,9 +123,21 @@ mod tests {
     #[test]
     fn messages_name_the_key_the_value_and_what_is_permitted() {
         for (key, problem, expected) in [
-            ("learner.tua", "unknown field `tua`, expected one of `eta`, `tau`", "unknown key learner.tua: did you mean learner.tau?"),
-            ("learner", "unknown field `x`, expected `dim` or `tau`", "unknown key learner.x: the keys here are dim, tau"),
-            ("lerner", "unknown field `lerner`, expected one of `learner`, `log`", "unknown key lerner: did you mean learner?"),
+            (
+                "learner.tua",
+                "unknown field `tua`, expected one of `eta`, `tau`",
+                "unknown key learner.tua: did you mean learner.tau?",
+            ),
+            (
+                "learner",
+                "unknown field `x`, expected `dim` or `tau`",
+                "unknown key learner.x: the keys here are dim, tau",
+            ),
+            (
+                "lerner",
+                "unknown field `lerner`, expected one of `learner`, `log`",
+                "unknown key lerner: did you mean learner?",
+            ),
             ("a", "unknown variant `x`, expected one of `k`, `l`, `m`", "a = \"x\": must be one of k, l, m"),
             ("a", "unknown variant `x`, expected `k` or `l`", "a = \"x\": must be k or l"),
             ("a", "invalid type: string \"fast\", expected f64", "a = \"fast\": must be a number"),

@@ -64,7 +64,11 @@ impl LearnerConfig {
         let eta = self.eta.unwrap_or(0.2);
         within("learner.eta", eta, SCALE.0, SCALE.1)?;
         if self.mode == Mode::Lazy {
-            return Err(bad("learner.mode", self.mode, "hypentropy-regression does not support it: use factored, explicit or exact"));
+            return Err(bad(
+                "learner.mode",
+                self.mode,
+                "hypentropy-regression does not support it: use factored, explicit or exact",
+            ));
         }
         let feature_rank = self.feature_rank.unwrap_or(REGRESSION_FEATURE_RANK);
         within("learner.feature_rank", feature_rank, 0, FEATURE_RANK_MAX)?;
@@ -192,7 +196,12 @@ mod tests {
             check(algorithm, large, "learner.dim", "must be 1 to 1024 with learner.algorithm");
         }
         check(Algorithm::LogQuadratic, large, "learner.dim", "set learner.rank");
-        check(Algorithm::LogQuadratic, |c| c.rank = Some(9), "learner.rank", "9 exceeds learner.dim = 8: lower the rank");
+        check(
+            Algorithm::LogQuadratic,
+            |c| c.rank = Some(9),
+            "learner.rank",
+            "9 exceeds learner.dim = 8: lower the rank",
+        );
         check(Algorithm::LogQuadratic, |c| c.weight_cap = 0.0, "learner.weight_cap", "must be 1 to");
         check(Algorithm::LogLinear, |c| c.ridge = Some(0.0), "learner.ridge", "must be 0.000000001 to");
         check(Algorithm::LogLinear, |c| c.learning_rate = Some(LearningRate::Anytime), "learner.horizon", "is not set");
