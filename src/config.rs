@@ -1,9 +1,10 @@
-//! Configuration: raw keys as they are written, and the checked settings that the rest of the crate works with.
+//! Configuration: raw keys as written, and the validated settings that the rest of the crate uses.
 //!
 //! `config/default.toml` documents every key. Unknown keys are errors. An error names the key, its value and what is
-//! allowed. Where files, environment and command line are read is an edge (`cli::settings`), not here.
+//! permitted. Files, environment and command line are read at an edge (`cli::settings`), not here.
 
 mod kafka;
+pub mod mistakes;
 mod rivals;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,33 +30,33 @@ use crate::policy::log_linear::LogLinearSpec;
 use crate::policy::log_quadratic::LogQuadraticSpec;
 use crate::policy::quadratic_sgd::QuadraticSgdSpec;
 
-/// All of the configuration, as written.
+/// The whole configuration, as written.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// What is learned, and how.
+    /// What to learn, and how.
     pub learner: LearnerConfig,
-    /// What `[learner]` keys are in single spaces, by the space's name.
+    /// Overrides of `[learner]` keys for single spaces, by space name.
     pub spaces: BTreeMap<String, serde_json::Map<String, serde_json::Value>>,
-    /// How events are read.
+    /// How events are parsed.
     pub events: EventsConfig,
-    /// How queries and rewards are matched.
+    /// How queries and rewards are joined.
     pub join: JoinConfig,
-    /// What rewards mean.
+    /// The reward scale.
     pub reward: RewardConfig,
-    /// When snapshots are made.
+    /// When snapshots are taken.
     pub snapshot: SnapshotConfig,
-    /// Where they are kept.
+    /// Where snapshots are stored.
     pub store: StoreConfig,
-    /// What is written down of what was learned.
+    /// Record of the requests learned from.
     pub audit: AuditConfig,
-    /// Where events come from and parameters go.
+    /// Where events are read from and parameters are published.
     pub transport: TransportConfig,
     /// How queries are routed.
     pub router: RouterConfig,
     /// How HTTP is served.
     pub http: HttpConfig,
-    /// What the log looks like.
+    /// Log format.
     pub log: LogConfig,
 }
 
@@ -63,7 +64,7 @@ pub struct Config {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogConfig {
-    /// How its lines are written.
+    /// Format of its lines.
     pub format: LogFormat,
 }
 
@@ -71,10 +72,10 @@ pub struct LogConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -82,13 +83,13 @@ pub enum LogFormat {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterConfig {
-    /// Key of the draws.
+    /// Key of the random draws.
     pub key: Secret,
-    /// The model that is played before there are parameters; without it all alike.
+    /// The model that is played until parameters are available; `None`: uniform.
     pub fallback_model: Option<String>,
-    /// How long decisions are remembered.
+    /// How long decisions are remembered, to answer repeated requests alike.
     pub remember_ms: u64,
-    /// Most decisions that are remembered.
+    /// Limit on remembered decisions.
     pub remember_max: usize,
 }
 
@@ -105,25 +106,25 @@ impl Default for RouterConfig {
 pub struct HttpConfig {
     /// Address and port.
     pub listen: String,
-    /// Bearer token that grants every role; empty: none.
+    /// Bearer token that grants every role; empty = none.
     pub token: Secret,
-    /// File of further tokens, each with its roles; empty: none.
+    /// File of further tokens, each with its roles; empty = none.
     pub tokens_file: PathBuf,
     /// Whether to listen beyond loopback without any token.
     pub open: bool,
-    /// Host names that requests may be addressed to, besides those of loopback.
+    /// Host names that requests may address, besides those of loopback.
     pub hosts: Vec<String>,
-    /// Most bytes of a request's body, whatever the dimension and the batch size.
+    /// Largest request body in bytes, regardless of dimension and batch size.
     pub body_bytes_max: usize,
-    /// Most bytes of all bodies that are held at one time.
+    /// Limit on the bytes of all bodies held at one time.
     pub in_flight_bytes_max: usize,
-    /// Most requests a second, a batch counted by its items; 0: unlimited.
+    /// Requests per second; a batch counts its items. 0 = unlimited.
     pub requests_per_s_max: u32,
-    /// How long a request may take, and a new connection until its first request.
+    /// Time limit of a request, and for the first request of a new connection.
     pub timeout_ms: u64,
     /// How long an idle connection stays open.
     pub keep_alive_ms: u64,
-    /// Encryption.
+    /// TLS.
     pub tls: TlsConfig,
 }
 
@@ -149,11 +150,11 @@ impl Default for HttpConfig {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TlsConfig {
-    /// PEM file of the server's certificate chain; empty: plain HTTP.
+    /// PEM file of the server's certificate chain; empty = plain HTTP.
     pub certificate: PathBuf,
     /// PEM file of its private key.
     pub key: PathBuf,
-    /// PEM file of the certificates that clients trust; empty: `certificate`, or else the public authorities.
+    /// PEM file of the certificates that clients trust; empty = `certificate`, without one the public authorities.
     pub ca: PathBuf,
 }
 
@@ -170,7 +171,11 @@ impl TlsConfig {
                 true => ("http.tls.certificate", certificate, "http.tls.key"),
                 false => ("http.tls.key", key, "http.tls.certificate"),
             };
-            return Err(bad(set, value.display(), format!("TLS needs {other} too")));
+            return Err(bad(
+                set,
+                value.display(),
+                format!("TLS also needs {other}: set both, or neither for plain HTTP"),
+            ));
         }
         Ok(())
     }
@@ -195,13 +200,13 @@ impl HttpConfig {
         host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.to_canonical().is_loopback())
     }
 
-    /// Rejects a listener that strangers can reach and that asks for no token. For commands that listen.
+    /// Rejects a listener that is reachable from other machines and requires no token. For commands that listen.
     pub fn check_listen(&self) -> Result<(), BadSetting> {
         if self.listen.is_empty() || self.is_local() || self.has_token() || self.open {
             return Ok(());
         }
-        let way_out = "beyond loopback anyone could route, reward and read: set http.token or http.tokens_file, or \
-                       http.open = true if the network is trusted";
+        let way_out = "an address beyond loopback requires a token, otherwise anyone could route, send rewards and \
+                       read: set http.token or http.tokens_file, or http.open = true on a trusted network";
         Err(bad("http.listen", &self.listen, way_out))
     }
 
@@ -215,13 +220,17 @@ impl HttpConfig {
             !host.is_empty() && host.chars().all(allowed) && (!host.contains(':') || host.parse::<Ipv6Addr>().is_ok())
         };
         if let Some(host) = self.hosts.iter().find(|host| !is_name(host)) {
-            return Err(bad("http.hosts", host, "must be names or addresses alone, without scheme, port or brackets"));
+            return Err(bad(
+                "http.hosts",
+                host,
+                "must be host names or addresses only, without scheme, port or brackets",
+            ));
         }
         self.tls.check()
     }
 }
 
-/// Text that is not to be shown.
+/// Text that is never shown.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(pub String);
@@ -244,7 +253,7 @@ impl Serialize for Secret {
     }
 }
 
-/// `[snapshot]`: whichever comes first; each is followed by a publication.
+/// `[snapshot]`: when to snapshot, whichever comes first. Each snapshot is followed by a publication.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SnapshotConfig {
@@ -252,7 +261,7 @@ pub struct SnapshotConfig {
     pub every_updates: u64,
     /// Time between two snapshots.
     pub every_ms: u64,
-    /// Generations that are kept.
+    /// Number of generations to keep.
     pub keep: usize,
 }
 
@@ -266,9 +275,9 @@ impl Default for SnapshotConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreConfig {
-    /// Its directory.
+    /// Directory of the store.
     pub dir: PathBuf,
-    /// What it is made of.
+    /// Storage engine of a new store.
     pub kind: StoreKind,
 }
 
@@ -282,7 +291,7 @@ impl Default for StoreConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StoreKind {
-    /// One file, compact.
+    /// redb: a single compact file.
     Redb,
     /// sled 0.34.
     Sled,
@@ -292,12 +301,12 @@ pub enum StoreKind {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuditConfig {
-    /// A file of the requests that were learned from; empty: none.
+    /// JSON lines file of the requests learned from; empty = disabled.
     pub applied_log: PathBuf,
 }
 
 impl AuditConfig {
-    /// Where applied requests are written, if they are.
+    /// The file, unless disabled.
     pub fn path(&self) -> Option<PathBuf> {
         Some(self.applied_log.clone()).filter(|path| !path.as_os_str().is_empty())
     }
@@ -307,11 +316,11 @@ impl AuditConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransportConfig {
-    /// Which one.
+    /// Which transport is used.
     pub kind: TransportKind,
-    /// The transport of files.
+    /// Settings of the file transport.
     pub file: FileTransportConfig,
-    /// The transport of topics.
+    /// Settings of the Kafka transport.
     pub kafka: KafkaConfig,
 }
 
@@ -326,9 +335,9 @@ impl Default for TransportConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TransportKind {
-    /// A directory of logs.
+    /// A directory of log files.
     File,
-    /// Topics of Apache Kafka.
+    /// Apache Kafka topics.
     Kafka,
 }
 
@@ -338,9 +347,9 @@ pub enum TransportKind {
 pub struct FileTransportConfig {
     /// The directory.
     pub dir: PathBuf,
-    /// How often it is looked at.
+    /// Interval between checks for new files and lines.
     pub poll_ms: u64,
-    /// How long a file that does not grow is waited for.
+    /// How long the merge waits for a file that does not grow.
     pub idle_ms: u64,
 }
 
@@ -354,15 +363,15 @@ impl Default for FileTransportConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EventsConfig {
-    /// Most bytes of one event.
+    /// Largest event in bytes.
     pub bytes_max: usize,
     /// Bytes of dead letters that a lane records before it samples them.
     pub dead_letters_bytes_max: u64,
-    /// What a router does whose queue of events is full.
+    /// What a router does when its event queue is full.
     pub on_full: OnFull,
-    /// Most events in that queue.
+    /// Capacity of that queue, in events.
     pub queue_max: usize,
-    /// Where an event's fields are.
+    /// Where the fields of an event are.
     pub fields: Fields,
 }
 
@@ -370,9 +379,9 @@ pub struct EventsConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnFull {
-    /// The request is refused.
+    /// Reject the request with 503.
     Reject,
-    /// It is answered, its event is dropped and counted.
+    /// Answer the request; drop and count its event.
     Drop,
 }
 
@@ -395,7 +404,7 @@ fn dead_letters_bytes_max() -> u64 {
 /// `[events.fields]`: JSON pointers to the fields of events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "each is where the event's field of that name is")]
+#[expect(missing_docs, reason = "each is the location of the field of that name")]
 pub struct Fields {
     pub request_id: String,
     pub space: String,
@@ -430,27 +439,27 @@ impl Default for Fields {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct JoinConfig {
-    /// How long after its query a reward counts.
+    /// How long after its query a reward counts, in event time.
     pub window_ms: u64,
-    /// How long before its query a reward counts.
+    /// How long before its query a reward counts, in event time.
     pub early_ms: u64,
     /// How long finished requests are remembered.
     pub remember_ms: Option<u64>,
-    /// What a query without reward becomes.
+    /// What happens to a query without a reward.
     pub on_missing: Missing,
-    /// The reward it gets then.
+    /// The reward of such a query, if it is learned.
     pub default_reward: f64,
-    /// How several rewards become one.
+    /// How several rewards of a request are combined.
     pub aggregate: Aggregate,
     /// How far a file may be out of order.
     pub reorder_ms: u64,
-    /// How far an event may be ahead of when it was written.
+    /// How far an event may be ahead of its record timestamp.
     pub future_ms: u64,
-    /// Most requests that wait, in one space.
+    /// Limit on pending requests per space.
     pub pending_max: usize,
-    /// Most memory that they take.
+    /// Limit on their memory, in bytes.
     pub pending_bytes_max: usize,
-    /// Most finished requests that are remembered.
+    /// Limit on remembered finished requests per space.
     pub remembered_max: usize,
 }
 
@@ -476,9 +485,9 @@ impl Default for JoinConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Missing {
-    /// It is dropped.
+    /// Drop it.
     Drop,
-    /// It is learned with `default_reward`.
+    /// Learn it with `default_reward`.
     Default,
 }
 
@@ -486,9 +495,9 @@ pub enum Missing {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardConfig {
-    /// What is mapped to 0 and to 1.
+    /// The rewards that are mapped to 0 and to 1.
     pub range: [f64; 2],
-    /// What happens to rewards outside of it.
+    /// What happens to rewards outside the range.
     pub out_of_range: OutOfRange,
 }
 
@@ -502,9 +511,9 @@ impl Default for RewardConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OutOfRange {
-    /// The nearest end is taken.
+    /// Clip to the range.
     Clip,
-    /// The event is a dead letter.
+    /// The event becomes a dead letter.
     Reject,
 }
 
@@ -512,11 +521,11 @@ pub enum OutOfRange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MissingPropensities {
-    /// The event is a dead letter.
+    /// The event becomes a dead letter.
     Reject,
-    /// All models that are not known of had the same probability.
+    /// Assume that all models without a logged propensity were equally likely.
     Uniform,
-    /// The policy at the time of learning is assumed.
+    /// Assume the policy at the time of learning.
     Current,
 }
 
@@ -528,13 +537,13 @@ pub struct LearnerConfig {
     pub dim: usize,
     /// Names of the models to route to.
     pub models: Vec<String>,
-    /// Names of models that were routed to once.
+    /// Names of models that were routed to in the past.
     pub retired: Vec<String>,
-    /// How to learn.
+    /// The learning algorithm.
     pub algorithm: Algorithm,
     /// The model that `algorithm = "fixed"` always plays.
     pub fixed_model: Option<String>,
-    /// Which set of hyper-parameters to start from.
+    /// Set of hyper-parameters that single keys override.
     pub preset: Preset,
     /// Nuclear-norm bound.
     pub tau: Option<f64>,
@@ -542,63 +551,63 @@ pub struct LearnerConfig {
     pub beta: Option<f64>,
     /// Learning rate.
     pub eta: Option<f64>,
-    /// Most eigenvalues kept of each model.
+    /// Number of eigenvalues kept per model.
     pub rank: Option<usize>,
-    /// Examples summed into one step.
+    /// Examples summed into one update.
     pub batch: Option<usize>,
-    /// How the parameters are held.
+    /// Representation of the parameters.
     pub mode: Mode,
-    /// How the learning rate moves.
+    /// Schedule of the learning rate.
     pub learning_rate: Option<LearningRate>,
-    /// The paper's T: examples that the theory preset is tuned to, or at which a moving rate equals eta.
+    /// The paper's T: examples that the theory preset is tuned for, or at which a moving rate equals eta.
     pub horizon: Option<u64>,
     /// The paper's s: rank of the models' kernels, for the theory preset.
     pub intrinsic_rank: Option<usize>,
-    /// Examples after which half of what was learned is forgotten.
+    /// Half-life of the learned parameters, in examples.
     pub half_life: Option<f64>,
-    /// Whose policy the gradient is of.
+    /// Gradient estimator.
     pub estimator: Estimator,
-    /// Largest importance weight.
+    /// Upper bound on importance weights.
     pub weight_cap: f64,
-    /// What is taken off the rewards.
+    /// Baseline subtracted from the rewards.
     pub baseline: Option<Baseline>,
     /// What is assumed of events without propensities.
     pub missing_propensities: MissingPropensities,
     /// Share of uniform exploration mixed into the policy.
     pub exploration_floor: f64,
-    /// Examples from one that the policy is judged by to the next.
+    /// Evaluate the policy on every nth example; 0 = never.
     pub evaluate_every: u64,
-    /// How many of the latest of them are looked at for themselves.
+    /// Number of most recent evaluated examples that are also evaluated separately.
     pub evaluate_window: u64,
-    /// Probability that what is said of a policy's worth is ever wrong.
+    /// Probability that any reported confidence range is ever wrong.
     pub evaluate_alpha: f64,
-    /// What is done until routing is known to pay.
+    /// Traffic split until routing is proven to pay.
     pub guard: Guard,
-    /// What the learned policy is given until then.
+    /// Share of traffic that follows the policy before the proof.
     pub guard_share: f64,
-    /// What the best single model keeps from then on.
+    /// Share of traffic that stays with the best single model afterwards.
     pub guard_control: f64,
-    /// By how much routing must be better.
+    /// Lift that must be proven.
     pub guard_margin: f64,
-    /// What linear bandits see of a query.
+    /// Query features of linear bandits.
     pub features: FeatureKind,
-    /// Leading directions of the queries whose products are learned on.
+    /// Number of leading query directions whose products are features.
     pub feature_rank: Option<usize>,
-    /// Width of their bonus, or scale of their posterior.
+    /// Width of the confidence bonus, or scale of the posterior.
     pub alpha: Option<f64>,
-    /// Regularisation of what is solved by least squares.
+    /// Ridge regularisation.
     pub ridge: Option<f64>,
-    /// g / sqrt(t), for regressions that are played by inverse gaps.
+    /// g / sqrt(t), for algorithms that sample by inverse gap weighting.
     pub inverse_gap: f64,
-    /// Whether predicted rewards outside of 0..1 count as its ends.
+    /// Whether predicted rewards are clipped to 0..1.
     pub clip_predictions: bool,
-    /// What is done about a world that changes.
+    /// Reaction to drift.
     pub drift: OnDrift,
     /// Which spaces may exist.
     pub spaces: Spaces,
     /// Limit on the number of spaces.
     pub spaces_max: usize,
-    /// Partitions that a space is spread over.
+    /// Number of partitions that a space is spread over.
     pub shards: usize,
     /// Seed of the learner's own draws.
     pub seed: u64,
@@ -659,17 +668,17 @@ pub enum Algorithm {
     Hpg,
     /// Algorithm 2: magnitudes by coin betting.
     HpgParameterFree,
-    /// The paper's geometry, driven by the error of predicted rewards.
+    /// Regression of the reward in the paper's geometry.
     HypentropyRegression,
     /// Every model alike.
     Uniform,
     /// Always `fixed_model`.
     Fixed,
-    /// Linear bandit with a bonus for what is little known.
+    /// Linear bandit with an upper confidence bonus.
     LinUcb,
-    /// Linear bandit that draws from its posterior.
+    /// Linear bandit with Thompson sampling.
     LinThompson,
-    /// Quadratic regression by stochastic gradient descent, played by inverse gaps.
+    /// Quadratic regression by stochastic gradient descent, with inverse gap weighting.
     QuadraticSgd,
     /// Euclidean policy gradient in the log-quadratic class.
     LogQuadratic,
@@ -683,9 +692,9 @@ pub enum Algorithm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Preset {
-    /// What learns well.
+    /// Learns well in practice.
     Practical,
-    /// What the paper's bound is proved for.
+    /// Has the paper's regret bound.
     Theory,
 }
 
@@ -699,7 +708,7 @@ pub enum Mode {
     Explicit,
     /// A dense eigendecomposition at every step: the reference.
     Exact,
-    /// Dual averaging: unprojected sums, projected to play.
+    /// Dual averaging: unprojected sums, projected only to score.
     Lazy,
 }
 
@@ -707,9 +716,9 @@ pub enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnDrift {
-    /// Nothing.
+    /// None.
     None,
-    /// When errors have grown for good, what was learned is doubted.
+    /// Lower the confidence in what was learned when errors have grown permanently.
     Detect,
 }
 
@@ -727,9 +736,9 @@ pub enum Spaces {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Guard {
-    /// Nothing.
+    /// The policy gets all traffic.
     None,
-    /// The best single model is played most of the time.
+    /// The best single model gets most of the traffic until the policy is proven better.
     BestConstant,
 }
 
@@ -741,7 +750,7 @@ pub enum LearningRate {
     Constant,
     /// eta sqrt(horizon / t)
     Anytime,
-    /// The same, in steps at powers of two.
+    /// Like `Anytime`, but changes only at powers of two.
     Doubling,
 }
 
@@ -756,24 +765,22 @@ macro_rules! display_as_written {
 }
 display_as_written!(Algorithm, Preset, Mode, LearningRate, StoreKind, TransportKind);
 
-/// A key has a value that it cannot have.
+/// A key has an invalid value, or lacks a value that is required.
 #[derive(Debug, Error, PartialEq)]
-#[error("{key} = {value}: {allowed}")]
+#[error("{problem}")]
 pub struct BadSetting {
     /// The key, with its section.
-    pub key: &'static str,
-    /// The value, as written.
-    pub value: String,
-    /// What is allowed.
-    pub allowed: String,
+    pub key: String,
+    /// The key, its value, and what is permitted or what to do.
+    pub problem: String,
 }
 
-/// All of the configuration, checked.
+/// The whole configuration, validated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// The learner of spaces that are not listed.
+    /// The learner of spaces not listed below.
     pub learner: Spec,
-    /// The learners of those that are.
+    /// The learners of listed spaces.
     pub spaces: BTreeMap<Name, Spec>,
     /// Whether all other spaces are rejected.
     #[serde(default)]
@@ -782,15 +789,15 @@ pub struct Settings {
     pub spaces_max: usize,
     /// What is assumed of events without propensities.
     pub missing_propensities: MissingPropensities,
-    /// How events are read.
+    /// How events are parsed.
     pub events: EventsSpec,
-    /// What rewards mean.
+    /// The reward scale.
     pub reward: RewardSpec,
-    /// How queries and rewards are matched.
+    /// How queries and rewards are joined.
     pub join: JoinSpec,
     /// How far a file may be out of order.
     pub reorder_ms: u64,
-    /// How far an event may be ahead of when it was written.
+    /// How far an event may be ahead of its record timestamp.
     pub future_ms: u64,
 }
 
@@ -822,10 +829,10 @@ impl Settings {
     }
 }
 
-/// How events are read, checked.
+/// How events are parsed, validated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventsSpec {
-    /// Most bytes of one event.
+    /// Largest event in bytes.
     pub bytes_max: usize,
     /// Bytes of dead letters that a lane records before it samples them. Older snapshots lack it.
     #[serde(default = "dead_letters_bytes_max")]
@@ -834,14 +841,14 @@ pub struct EventsSpec {
     pub fields: Fields,
 }
 
-/// What rewards mean, checked.
+/// The reward scale, validated.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RewardSpec {
-    /// What is mapped to 0.
+    /// The reward that is mapped to 0.
     pub low: f64,
-    /// What is mapped to 1.
+    /// The reward that is mapped to 1.
     pub high: f64,
-    /// Whether rewards outside are dead letters.
+    /// Whether rewards outside the range become dead letters.
     pub reject: bool,
 }
 
@@ -857,7 +864,7 @@ impl RewardSpec {
     }
 }
 
-/// What a learner is made from: checked, complete, presets resolved.
+/// Specification of a learner: validated, complete, presets resolved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
     /// Dimension of queries.
@@ -868,13 +875,13 @@ pub struct Spec {
     pub retired: BTreeSet<Name>,
     /// The algorithm with its own settings.
     pub method: Method,
-    /// Examples summed into one step.
+    /// Examples summed into one update.
     pub batch: usize,
-    /// Examples after which half is forgotten.
+    /// Half-life of the learned parameters, in examples.
     pub half_life: Option<f64>,
     /// Share of uniform exploration.
     pub exploration_floor: f64,
-    /// How its worth is judged, and what comes of that.
+    /// How the policy value is estimated, and the guard that depends on it.
     #[serde(default)]
     pub worth: WorthSpec,
     /// Partitions that the space is spread over.
@@ -917,17 +924,17 @@ pub enum Method {
 /// Checked hyper-parameters of hypentropy policy gradient.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HpgSpec {
-    /// Where the parameters live.
+    /// The feasible set of the parameters.
     pub ball: Ball,
     /// Learning rate.
     pub rate: Rate,
-    /// How they are held.
+    /// Representation of the parameters.
     pub mode: Mode,
-    /// Whose policy the gradient is of.
+    /// Gradient estimator.
     pub estimator: Estimator,
-    /// What is taken off the rewards.
+    /// Baseline subtracted from the rewards.
     pub baseline: Baseline,
-    /// Largest importance weight.
+    /// Upper bound on importance weights.
     pub weight_cap: f64,
 }
 
@@ -960,21 +967,23 @@ impl Config {
     /// Checks every key.
     pub fn check(&self) -> Result<Settings, BadSetting> {
         if self.learner.shards != 1 {
-            let allowed = "must be 1: set it in [spaces.NAME], for a space that is known beforehand";
+            let allowed = "must be 1 in [learner]: set shards in [spaces.NAME], for one space";
             return Err(bad("learner.shards", self.learner.shards, allowed));
         }
         within("learner.spaces_max", self.learner.spaces_max, self.spaces.len().max(1), 1_000_000)?;
-        within("snapshot.every_updates", self.snapshot.every_updates, 1, u64::MAX)?;
-        within("snapshot.every_ms", self.snapshot.every_ms, 1, u64::MAX)?;
+        at_least("snapshot.every_updates", self.snapshot.every_updates, 1)?;
+        at_least("snapshot.every_ms", self.snapshot.every_ms, 1)?;
         within("snapshot.keep", self.snapshot.keep, 1, 1000)?;
         within("events.queue_max", self.events.queue_max, 1, 10_000_000)?;
         self.http.check()?;
         within("router.remember_max", self.router.remember_max, 1, 100_000_000)?;
         if !(1..=64).contains(&self.router.key.0.len()) {
-            return Err(bad("router.key", "***", "must have 1 to 64 bytes"));
+            let found = format!("{MASK} ({} bytes)", self.router.key.0.len());
+            return Err(bad("router.key", found, "must have 1 to 64 bytes"));
         }
         if let Some(model) = self.router.fallback_model.as_ref().filter(|model| !self.learner.models.contains(model)) {
-            return Err(bad("router.fallback_model", model, "one of learner.models"));
+            let allowed = format!("must be one of learner.models: {}", self.learner.models.join(", "));
+            return Err(bad("router.fallback_model", model, allowed));
         }
         within("transport.file.poll_ms", self.transport.file.poll_ms, 1, 60_000)?;
         self.transport.kafka.check()?;
@@ -997,17 +1006,17 @@ impl Config {
         name: &str,
         keys: &serde_json::Map<String, serde_json::Value>,
     ) -> Result<(Name, Spec), BadSetting> {
-        let refused = |problem: String| bad("spaces", name, problem);
+        let rejected = |problem: String| bad("spaces", name, problem);
         if let Some(key) = SHARED_KEYS.into_iter().find(|key| keys.contains_key(*key)) {
-            return Err(refused(format!("{key} holds for all spaces: set it in [learner]")));
+            let key = format!("spaces.{name}.{key}");
+            return Err(BadSetting { problem: format!("{key} applies to all spaces: set it in [learner]"), key });
         }
-        let mut all = serde_json::to_value(&self.learner).map_err(|e| refused(e.to_string()))?;
-        if let Some(learner) = all.as_object_mut() {
-            learner.extend(keys.clone());
-        }
-        let learner: LearnerConfig = serde_json::from_value(all).map_err(|e| refused(e.to_string()))?;
-        let spec = learner.check().map_err(|e| refused(format!("in this space, {e}")))?;
-        Ok((Name::try_from(name).map_err(|e| refused(e.to_string()))?, spec))
+        let section = format!("spaces.{name}");
+        let spec = self.learner.with_keys(&section, keys)?.check().map_err(|BadSetting { key, problem }| {
+            let own = key.replacen("learner", &section, 1);
+            BadSetting { problem: problem.replacen(&key, &own, 1), key: own }
+        })?;
+        Ok((Name::try_from(name).map_err(|e| rejected(e.to_string()))?, spec))
     }
 }
 
@@ -1053,9 +1062,11 @@ impl RewardConfig {
 impl JoinConfig {
     /// Checks `[join]`.
     pub fn check(&self) -> Result<JoinSpec, BadSetting> {
-        within("join.pending_max", self.pending_max, 1, usize::MAX)?;
-        within("join.pending_bytes_max", self.pending_bytes_max, 1 << 16, usize::MAX)?;
-        within("join.default_reward", self.default_reward, f64::MIN, f64::MAX)?;
+        at_least("join.pending_max", self.pending_max, 1)?;
+        at_least("join.pending_bytes_max", self.pending_bytes_max, 1 << 16)?;
+        if !self.default_reward.is_finite() {
+            return Err(bad("join.default_reward", self.default_reward, "must be a finite number"));
+        }
         Ok(JoinSpec {
             window_ms: self.window_ms,
             early_ms: self.early_ms,
@@ -1072,19 +1083,41 @@ impl JoinConfig {
     }
 }
 
-/// Keys of `[learner]` that no space can have for itself.
+/// Keys of `[learner]` that cannot be set per space.
 const SHARED_KEYS: [&str; 3] = ["missing_propensities", "spaces", "spaces_max"];
 
 /// Largest dimension of queries.
 pub const DIM_MAX: usize = 65_536;
 
-/// Most models of a space.
+/// Largest number of models of a space.
 pub const MODELS_MAX: usize = 4096;
 
 /// Bounds within which no step can leave the range of f64, however long it runs.
 const SCALE: (f64, f64) = (1e-9, 1e9);
 
 impl LearnerConfig {
+    /// This configuration with some keys replaced. The error names the key within `section`.
+    pub fn with_keys(
+        &self,
+        section: &str,
+        keys: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<Self, BadSetting> {
+        let replace = |learner: &Self, key: &str, value: &serde_json::Value| {
+            let mut all = serde_json::to_value(learner)?;
+            if let Some(all) = all.as_object_mut() {
+                all.insert(key.to_owned(), value.clone());
+            }
+            serde_json::from_value::<Self>(all)
+        };
+        // One by one, since the error itself does not name the key.
+        keys.iter().try_fold(self.clone(), |learner, (key, value)| {
+            replace(&learner, key, value).map_err(|error| {
+                let key = format!("{section}.{key}");
+                BadSetting { problem: mistakes::explain(&key, &error.to_string(), true), key }
+            })
+        })
+    }
+
     /// Checks every key and resolves the preset.
     pub fn check(&self) -> Result<Spec, BadSetting> {
         within("learner.dim", self.dim, 1, DIM_MAX)?;
@@ -1122,7 +1155,7 @@ impl LearnerConfig {
         })
     }
 
-    /// Shards learn apart and are added up: learning must be a plain sum of examples.
+    /// Shards learn independently and are added up, so learning must be a plain sum over examples.
     fn check_shards(&self) -> Result<usize, BadSetting> {
         within("learner.shards", self.shards, 1, 1024)?;
         let plain = [
@@ -1130,15 +1163,15 @@ impl LearnerConfig {
             ("mode = \"lazy\"", self.mode == Mode::Lazy),
             ("estimator = \"logged\"", self.estimator == Estimator::Logged),
             ("baseline = \"none\"", self.baseline == Some(Baseline::None)),
-            ("a constant learning_rate", self.learning_rate.is_none_or(|rate| rate == LearningRate::Constant)),
+            ("learning_rate = \"constant\"", self.learning_rate.is_none_or(|rate| rate == LearningRate::Constant)),
             ("batch = 1", self.batch.unwrap_or(1) == 1),
             ("no half_life", self.half_life.is_none()),
             ("guard = \"none\"", self.guard == Guard::None),
-            ("missing_propensities other than current", self.missing_propensities != MissingPropensities::Current),
+            ("missing_propensities other than \"current\"", self.missing_propensities != MissingPropensities::Current),
         ];
         match plain.into_iter().find(|(_, holds)| self.shards > 1 && !holds) {
             Some((needed, _)) => {
-                let allowed = format!("shards are added up, which needs {needed} in the space");
+                let allowed = format!("shards are added up, which requires {needed} in the same space");
                 Err(bad("learner.shards", self.shards, allowed))
             }
             None => Ok(self.shards),
@@ -1152,7 +1185,7 @@ impl LearnerConfig {
         within("learner.guard_control", self.guard_control, 0.001, 1.0 - self.guard_share)?;
         within("learner.guard_margin", self.guard_margin, 0.0, 1.0)?;
         if self.guard != Guard::None && self.evaluate_every == 0 {
-            return Err(bad("learner.evaluate_every", 0, "must be 1 or more, since learner.guard judges by it"));
+            return Err(bad("learner.evaluate_every", 0, "must be 1 or more: learner.guard depends on the evaluation"));
         }
         let guard = GuardSpec { share: self.guard_share, control: self.guard_control, margin: self.guard_margin };
         Ok(WorthSpec {
@@ -1164,38 +1197,37 @@ impl LearnerConfig {
     }
 
     fn check_models(&self) -> Result<Vec<Name>, BadSetting> {
-        let refused = |allowed: String| bad("learner.models", format!("{:?}", self.models), allowed);
+        let rejected = |allowed: String| bad("learner.models", format!("{:?}", self.models), allowed);
         if !(2..=MODELS_MAX).contains(&self.models.len()) {
-            return Err(refused(format!("must be 2 to {MODELS_MAX} names: with one model there is nothing to route")));
+            return Err(rejected(format!("must be 2 to {MODELS_MAX} names: with one model there is nothing to route")));
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = self.models.iter().find(|name| !seen.insert(*name)) {
-            return Err(refused(format!("every name once, but {twice:?} is there twice")));
+            return Err(rejected(format!("{twice:?} is listed twice: remove one")));
         }
-        self.models.iter().map(|name| Name::try_from(name.as_str()).map_err(|e| refused(e.to_string()))).collect()
+        self.models.iter().map(|name| Name::try_from(name.as_str()).map_err(|e| rejected(e.to_string()))).collect()
     }
 
     fn check_retired(&self, models: &[Name]) -> Result<BTreeSet<Name>, BadSetting> {
-        let refused = |allowed: String| bad("learner.retired", format!("{:?}", self.retired), allowed);
+        let rejected = |allowed: String| bad("learner.retired", format!("{:?}", self.retired), allowed);
         let retired: BTreeSet<Name> = self
             .retired
             .iter()
-            .map(|name| Name::try_from(name.as_str()).map_err(|e| refused(e.to_string())))
+            .map(|name| Name::try_from(name.as_str()).map_err(|e| rejected(e.to_string())))
             .collect::<Result<_, _>>()?;
         match models.iter().find(|model| retired.contains(model)) {
-            Some(model) => Err(refused(format!("{model} is in learner.models too"))),
+            Some(model) => Err(rejected(format!("{model} is also in learner.models: remove it from one of them"))),
             None => Ok(retired),
         }
     }
 
     fn check_fixed(&self, models: &[Name]) -> Result<usize, BadSetting> {
-        let wanted = self.fixed_model.as_deref().unwrap_or_default();
+        let Some(wanted) = &self.fixed_model else {
+            return Err(missing("learner.fixed_model", "learner.algorithm = \"fixed\" requires one of learner.models"));
+        };
         models.iter().position(|name| name.as_str() == wanted).ok_or_else(|| {
-            bad(
-                "learner.fixed_model",
-                format!("{wanted:?}"),
-                "one of learner.models, since learner.algorithm = \"fixed\"",
-            )
+            let allowed = format!("must be one of learner.models: {}", self.models.join(", "));
+            bad("learner.fixed_model", format!("{wanted:?}"), allowed)
         })
     }
 
@@ -1203,8 +1235,9 @@ impl LearnerConfig {
         match self.preset {
             Preset::Practical => self.check_shared(1000.0, 30.0, LearningRate::Constant, Pace::Eta(0.015)),
             Preset::Theory => {
-                let s = self.intrinsic_rank.ok_or_else(|| missing("learner.intrinsic_rank", "the models' rank s"))?;
-                within("learner.intrinsic_rank", s, 1, self.dim)?;
+                let required = "learner.preset = \"theory\" requires the rank s of the models' kernels";
+                let s = self.intrinsic_rank.ok_or_else(|| missing("learner.intrinsic_rank", required))?;
+                self.check_rank("learner.intrinsic_rank", s)?;
                 let tau = 2.0 * s as f64;
                 let pace = Pace::theory(models, self.dim);
                 self.check_shared(tau, tau / self.dim as f64, LearningRate::Constant, pace)
@@ -1215,7 +1248,7 @@ impl LearnerConfig {
     fn check_parameter_free(&self, models: usize) -> Result<HpgSpec, BadSetting> {
         for (key, value) in [("learner.tau", self.tau), ("learner.beta", self.beta)] {
             if let Some(value) = value {
-                return Err(bad(key, value, "must be absent: hpg-parameter-free finds the scale itself"));
+                return Err(bad(key, value, "must not be set: hpg-parameter-free finds the scale itself"));
             }
         }
         let kind = if self.eta.is_some() { LearningRate::Constant } else { LearningRate::Anytime };
@@ -1225,10 +1258,18 @@ impl LearnerConfig {
     fn check_ball(&self, ball: &Ball) -> Result<(), BadSetting> {
         within("learner.tau", ball.tau, SCALE.0, SCALE.1)?;
         within("learner.beta", ball.beta, SCALE.0, SCALE.1)?;
-        within("learner.rank", ball.rank, 1, self.dim)
+        self.check_rank("learner.rank", ball.rank)
     }
 
-    /// What both algorithms share; the arguments are what holds where the configuration is silent.
+    fn check_rank(&self, key: &'static str, rank: usize) -> Result<(), BadSetting> {
+        let dim = self.dim;
+        if rank > dim {
+            return Err(bad(key, format!("{rank} exceeds learner.dim = {dim}"), "lower the rank"));
+        }
+        within(key, rank, 1, dim)
+    }
+
+    /// Settings that both algorithms share; the arguments are the defaults.
     fn check_shared(&self, tau: f64, beta: f64, kind: LearningRate, pace: Pace) -> Result<HpgSpec, BadSetting> {
         let (rank, baseline) = match self.preset {
             Preset::Practical => (self.dim.min(16), Baseline::Mean),
@@ -1262,7 +1303,8 @@ impl LearnerConfig {
             }
             (Pace::Eta(eta), Some(root)) => eta * root,
             (Pace::Eta(_), None) => {
-                return Err(missing("learner.horizon", "the number of examples at which the moving rate equals eta"));
+                let required = "a moving learning_rate requires the number of examples at which it equals eta";
+                return Err(missing("learner.horizon", required));
             }
             (Pace::Scale(scale), _) => scale,
         };
@@ -1270,7 +1312,11 @@ impl LearnerConfig {
             (LearningRate::Anytime, _) => Ok(Rate::Anytime { scale }),
             (LearningRate::Doubling, _) => Ok(Rate::Doubling { scale }),
             (LearningRate::Constant, Some(root)) => Ok(Rate::Constant(scale / root)),
-            (LearningRate::Constant, None) => Err(missing("learner.horizon", "the number of examples T")),
+            (LearningRate::Constant, None) => {
+                let required =
+                    "a constant learning rate by theory requires the number of examples T; or set learner.eta";
+                Err(missing("learner.horizon", required))
+            }
         }
     }
 }
@@ -1295,12 +1341,16 @@ fn within<T: PartialOrd + fmt::Display>(key: &'static str, value: T, low: T, hig
     if value >= low && value <= high { Ok(()) } else { Err(bad(key, value, format!("must be {low} to {high}"))) }
 }
 
-fn bad(key: &'static str, value: impl fmt::Display, allowed: impl Into<String>) -> BadSetting {
-    BadSetting { key, value: value.to_string(), allowed: allowed.into() }
+fn at_least<T: PartialOrd + fmt::Display>(key: &'static str, value: T, low: T) -> Result<(), BadSetting> {
+    if value >= low { Ok(()) } else { Err(bad(key, value, format!("must be {low} or more"))) }
 }
 
-fn missing(key: &'static str, what: &str) -> BadSetting {
-    bad(key, "(absent)", format!("needed here: {what}"))
+fn bad(key: &'static str, value: impl fmt::Display, allowed: impl Into<String>) -> BadSetting {
+    BadSetting { key: key.to_owned(), problem: format!("{key} = {value}: {}", allowed.into()) }
+}
+
+fn missing(key: &'static str, required: &str) -> BadSetting {
+    BadSetting { key: key.to_owned(), problem: format!("{key} is not set: {required}") }
 }
 
 #[cfg(test)]
@@ -1323,7 +1373,7 @@ mod tests {
             let mut config = plain.clone();
             change(&mut config);
             let error = config.check().unwrap_err().to_string();
-            assert!(error.starts_with("learner.shards = 3: shards are added up, which needs "), "{error}");
+            assert!(error.starts_with("learner.shards = 3: shards are added up, which requires "), "{error}");
         }
     }
 
@@ -1347,29 +1397,38 @@ mod tests {
         check(|c| c.beta = Some(f64::INFINITY), "learner.beta", "inf");
         check(|c| c.eta = Some(0.0), "learner.eta", "must be");
         check(|c| c.rank = Some(0), "learner.rank", "must be 1 to 8");
-        check(|c| c.rank = Some(9), "learner.rank", "must be 1 to 8");
+        check(|c| c.rank = Some(9), "learner.rank", "learner.rank = 9 exceeds learner.dim = 8: lower the rank");
         check(|c| c.batch = Some(0), "learner.batch", "must be 1 to 65536");
         check(|c| c.dim = 0, "learner.dim", "must be 1 to 65536");
         check(|c| c.models.truncate(1), "learner.models", "nothing to route");
-        check(|c| c.models.push("bge".to_owned()), "learner.models", "\"bge\" is there twice");
+        check(|c| c.models.push("bge".to_owned()), "learner.models", "\"bge\" is listed twice");
         check(|c| c.models.push("b g e".to_owned()), "learner.models", "is not a name");
         check(|c| c.half_life = Some(0.5), "learner.half_life", "must be 1 to");
         check(|c| c.exploration_floor = 1.5, "learner.exploration_floor", "must be 0 to 1");
         check(|c| c.weight_cap = 0.5, "learner.weight_cap", "must be 1 to");
-        check(|c| c.preset = Preset::Theory, "learner.intrinsic_rank", "needed here");
+        check(|c| c.preset = Preset::Theory, "learner.intrinsic_rank", "learner.intrinsic_rank is not set: ");
         check(
             |c| (c.preset, c.intrinsic_rank) = (Preset::Theory, Some(2)),
             "learner.horizon",
-            "needed here: the number of examples T",
+            "learner.horizon is not set: a constant learning rate by theory requires the number of examples T",
         );
         check(
             |c| (c.preset, c.intrinsic_rank, c.horizon) = (Preset::Theory, Some(9), Some(9)),
             "learner.intrinsic_rank",
-            "must be 1 to 8",
+            "learner.intrinsic_rank = 9 exceeds learner.dim = 8",
         );
         check(|c| c.horizon = Some(0), "learner.horizon", "1 or more");
-        check(|c| c.learning_rate = Some(LearningRate::Anytime), "learner.horizon", "needed here");
-        check(|c| c.algorithm = Algorithm::Fixed, "learner.fixed_model", "one of learner.models");
+        check(
+            |c| c.learning_rate = Some(LearningRate::Anytime),
+            "learner.horizon",
+            "is not set: a moving learning_rate",
+        );
+        check(|c| c.algorithm = Algorithm::Fixed, "learner.fixed_model", "is not set: ");
+        check(
+            |c| (c.algorithm, c.fixed_model) = (Algorithm::Fixed, Some("e5".to_owned())),
+            "learner.fixed_model",
+            "learner.fixed_model = \"e5\": must be one of learner.models: minilm, bge",
+        );
         check(
             |c| (c.algorithm, c.tau) = (Algorithm::HpgParameterFree, Some(1.0)),
             "learner.tau",
@@ -1391,25 +1450,35 @@ mod tests {
         config.spaces.insert("shop".to_owned(), space("dim", 3.into()));
         assert_eq!(config.check().unwrap().spaces.values().next().unwrap().dim, 3);
         config.spaces.insert("shop".to_owned(), space("rank", 0.into()));
-        assert!(config.check().unwrap_err().to_string().contains("learner.rank = 0"));
+        assert!(config.check().unwrap_err().to_string().starts_with("spaces.shop.rank = 0: must be 1 to 768"));
         config.spaces.insert("shop".to_owned(), space("ranks", 1.into()));
-        assert!(config.check().unwrap_err().to_string().contains("ranks"));
+        let unknown = "unknown key spaces.shop.ranks: did you mean spaces.shop.rank?";
+        assert_eq!(config.check().unwrap_err().to_string(), unknown);
+        config.spaces.insert("shop".to_owned(), space("dim", "wide".into()));
+        let mistyped = "spaces.shop.dim = \"wide\": must be a whole number, 0 or more";
+        assert_eq!(config.check().unwrap_err().to_string(), mistyped);
         config.spaces.insert("shop".to_owned(), space("spaces_max", 1.into()));
-        assert!(config.check().unwrap_err().to_string().contains("holds for all spaces"));
+        assert!(
+            config
+                .check()
+                .unwrap_err()
+                .to_string()
+                .contains("spaces.shop.spaces_max applies to all spaces: set it in [learner]")
+        );
         check(|c| drop(c.spaces.insert(".shop".to_owned(), serde_json::Map::new())), "is not a name");
         check(|c| c.events.fields.query = "query".to_owned(), "events.fields.query = query: must be a JSON pointer");
         check(|c| c.events.bytes_max = 1, "events.bytes_max = 1: must be");
         check(|c| c.reward.range = [1.0, 1.0], "reward.range = [1, 1]: must be two finite numbers");
         check(|c| c.reward.range = [f64::NAN, 1.0], "reward.range");
-        check(|c| c.join.pending_max = 0, "join.pending_max = 0: must be");
-        check(|c| c.join.default_reward = f64::INFINITY, "join.default_reward = inf");
+        check(|c| c.join.pending_max = 0, "join.pending_max = 0: must be 1 or more");
+        check(|c| c.join.default_reward = f64::INFINITY, "join.default_reward = inf: must be a finite number");
         check(|c| c.learner.spaces_max = 0, "learner.spaces_max = 0: must be");
         check(|c| c.http.keep_alive_ms = 0, "http.keep_alive_ms = 0: must be");
         check(|c| c.http.in_flight_bytes_max = 1, "http.in_flight_bytes_max = 1: must be 4194304 to");
-        check(|c| c.http.hosts = vec!["http://shop".to_owned()], "http.hosts = http://shop: must be names");
-        check(|c| c.http.hosts = vec!["shop:80".to_owned()], "http.hosts = shop:80: must be names");
-        check(|c| c.http.tls.key = "k.pem".into(), "http.tls.key = k.pem: TLS needs http.tls.certificate too");
-        check(|c| c.http.tls.certificate = "c.pem".into(), "TLS needs http.tls.key too");
+        check(|c| c.http.hosts = vec!["http://shop".to_owned()], "http.hosts = http://shop: must be host names");
+        check(|c| c.http.hosts = vec!["shop:80".to_owned()], "http.hosts = shop:80: must be host names");
+        check(|c| c.http.tls.key = "k.pem".into(), "http.tls.key = k.pem: TLS also needs http.tls.certificate");
+        check(|c| c.http.tls.certificate = "c.pem".into(), "TLS also needs http.tls.key");
         assert_eq!(Config::default().check().unwrap().join.remember_ms, 720_000);
     }
 

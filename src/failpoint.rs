@@ -1,17 +1,17 @@
-//! Places where a test can make the process die, as if the power had gone.
+//! Failpoints: places where a test can abort the process, as a power failure would.
 //!
-//! `POINTSMAN_FAILPOINT=name=3` aborts the third time that the place of this name is reached,
-//! `POINTSMAN_FAILPOINT=panic:name=3` panics there. Only builds with debug assertions look; in a release the calls are
-//! nothing.
+//! `POINTSMAN_FAILPOINT=name=3` aborts when the failpoint of this name is reached for the third time,
+//! `POINTSMAN_FAILPOINT=panic:name=3` panics there. Only builds with debug assertions have failpoints; in a release build
+//! the calls do nothing.
 
-/// Where the learner can die.
+/// Failpoints of the learner.
 pub const NAMES: [&str; 6] =
     ["before-persist", "mid-persist", "after-persist", "before-publish", "mid-publish", "after-publish"];
 
-/// Where the router looks for new parameters.
+/// The failpoint of the router, where it looks for new parameters.
 pub const READ_PARAMS: &str = "read-params";
 
-/// Dies here if a test asked for it.
+/// Aborts or panics here if a test has armed this failpoint.
 pub fn reach(name: &str) {
     if cfg!(debug_assertions) {
         debug::reach(name);
@@ -40,7 +40,7 @@ mod debug {
         if let Some(armed) = armed.as_ref().filter(|armed| armed.name == name)
             && armed.left.fetch_sub(1, Ordering::Relaxed) == 1
         {
-            assert!(!armed.panics, "a test asked for this panic at {name}");
+            assert!(!armed.panics, "failpoint {name}: a test requested this panic");
             std::process::abort();
         }
     }

@@ -1,12 +1,12 @@
-//! Panics. One on any thread ends the process with an error that names the thread: a process that has lost a thread
-//! would look alive and do half of its work. Whatever was acknowledged before is durable, so an abrupt end loses nothing.
+//! Panics. A panic on any thread exits the process with an error that names the thread: a process that has lost a thread
+//! would look alive and do half of its work. Everything acknowledged before is durable, so an abrupt exit loses nothing.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 
 thread_local! {
-    /// How many calls of [`contain`] this thread is in.
+    /// Nesting depth of [`contain`] on this thread.
     static CONTAINED: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -14,12 +14,12 @@ thread_local! {
 pub fn make_panics_fatal() {
     std::panic::set_hook(Box::new(|info| {
         if CONTAINED.get() > 0 {
-            tracing::debug!(problem = describe(info), "a panic was contained");
+            tracing::debug!(problem = describe(info), "panic caught");
             return;
         }
         let current = std::thread::current();
         let thread = current.name().unwrap_or("unnamed");
-        tracing::error!(thread, "thread {thread} panicked, the process ends: {}", describe(info));
+        tracing::error!(thread, "thread {thread} panicked, exiting: {}", describe(info));
         let backtrace = Backtrace::capture();
         if backtrace.status() == BacktraceStatus::Captured {
             eprintln!("{backtrace}");
@@ -28,7 +28,7 @@ pub fn make_panics_fatal() {
     }));
 }
 
-/// Runs what may panic and returns the panic as an error: for libraries that panic on damaged files.
+/// Runs a closure and returns a panic as an error, for libraries that panic on damaged files.
 pub fn contain<T>(run: impl FnOnce() -> T) -> std::thread::Result<T> {
     CONTAINED.set(CONTAINED.get() + 1);
     let result = catch_unwind(AssertUnwindSafe(run));

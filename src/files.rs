@@ -1,4 +1,4 @@
-//! How the program opens and creates files: it writes for its owner alone, and reads regular files only.
+//! Opens and creates files. New files are readable by their owner only; only regular files are read.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
@@ -14,7 +14,7 @@ pub fn make_private() {
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }
 
-/// Opens a regular file to read. Anything else is an error: opening a FIFO would block, a device may never end.
+/// Opens a regular file for reading. Anything else is an error: opening a FIFO would block, a device may never end.
 pub fn open(path: &Path) -> io::Result<File> {
     let nonblocking = OFlags::NONBLOCK.bits() as i32;
     let file = File::options().read(true).custom_flags(nonblocking).open(path)?;
@@ -75,7 +75,7 @@ pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// What changes when a file is written, replaced, or made readable.
+/// Identity and state of a file: differs after the file is written, replaced, or made readable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
     /// Its length.
@@ -98,7 +98,7 @@ impl Stamp {
     }
 }
 
-/// Whether the process or the machine lacks something, so that the file at hand is not to blame.
+/// Whether a resource of the process or machine is exhausted, so that the error is not about this file.
 pub fn is_exhausted(error: &io::Error) -> bool {
     let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::INTR, Errno::AGAIN];
     error.raw_os_error().is_some_and(|code| exhausted.iter().any(|errno| errno.raw_os_error() == code))

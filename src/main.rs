@@ -1,11 +1,11 @@
-//! The `pointsman` program: parses arguments, runs a command, and says how it went.
+//! The `pointsman` program: parses arguments, runs a command, and returns its exit code.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use pointsman::cli::Cli;
 
-/// Events are made by one thread and done with by another, and with the system's allocator these wait for each other.
+/// Events are allocated by one thread and freed by another; the system allocator makes these threads contend for locks.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

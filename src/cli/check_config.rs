@@ -1,4 +1,4 @@
-//! `pointsman check-config`: is this configuration good, and what does it come to?
+//! `pointsman check-config`: validates the configuration and prints it with presets resolved.
 
 use anyhow::Context;
 use serde::Serialize;
@@ -7,13 +7,25 @@ use super::Failure;
 use super::output::outln;
 use crate::config::{Config, Settings};
 
-/// Validate the configuration and print what it comes to, presets resolved
+/// Validate the configuration and print it with all presets resolved
+///
+/// Reads all sources (--config, environment, --set), prints every key with its value, and as comments the settings that
+/// the learner derives from them. Secrets are masked. The output is itself a valid configuration file.
+///
+/// Exit code 0: the configuration is valid. 2: it is not; the error names the key, its value and what is permitted.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Print one JSON object instead of TOML
     #[arg(long)]
     json: bool,
 }
+
+const EXAMPLES: &str = "Examples:
+  pointsman check-config --config shop.toml
+  pointsman check-config --config shop.toml --set learner.preset=theory --set learner.intrinsic_rank=2 \
+--set learner.horizon=40000
+  pointsman check-config --json | jq .resolved.learner";
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -34,11 +46,14 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     }
     let written = toml::to_string(config).context("cannot print the configuration")?;
     let resolved = toml::to_string(&resolved).context("cannot print the resolved configuration")?;
-    outln!("# Keys as configured\n{written}\n# What they come to, presets resolved\n{}", commented(&resolved))?;
+    outln!(
+        "# Configuration\n{written}\n# Resolved settings (presets applied, for information only)\n{}",
+        commented(&resolved)
+    )?;
     Ok(())
 }
 
-/// Resolved settings are not keys: commented out, the whole output is a valid configuration file.
+/// Resolved settings are not keys. As comments, they keep the output a valid configuration file.
 fn commented(text: &str) -> String {
     text.lines().map(|line| format!("# {line}\n")).collect()
 }

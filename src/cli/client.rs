@@ -1,4 +1,4 @@
-//! A client of the router sidecar: HTTP or HTTPS, blocking.
+//! A blocking HTTP(S) client of the router sidecar.
 
 use std::time::Duration;
 
@@ -23,28 +23,28 @@ pub struct Target {
 pub struct Decided {
     /// The model that was drawn.
     pub model: String,
-    /// What it was drawn from, by model.
+    /// The distribution that it was drawn from, by model.
     pub propensities: std::collections::BTreeMap<String, f64>,
-    /// Version of the parameters that it was decided by.
+    /// Version of the parameters used.
     pub params_version: u64,
 }
 
-/// Why there is no good answer.
+/// Why a request failed.
 #[derive(Debug)]
 pub enum NoAnswer {
-    /// It may come when it is asked again: the router is not reachable, not ready, or has too much to do.
+    /// Transient: the router is unreachable, not ready, or overloaded. Retry.
     Yet(String),
-    /// It will not: the request itself is refused.
+    /// Permanent: the router rejects the request itself.
     Ever(anyhow::Error),
 }
 
 impl Target {
-    /// The sidecar at a base address that [`check_url`] let pass.
+    /// The sidecar at a base URL that [`check_url`] has accepted.
     pub fn new(agent: ureq::Agent, url: String, space: Name, token: String) -> Self {
         Self { agent, url, space, token }
     }
 
-    /// Where it is.
+    /// Its base URL.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -54,11 +54,16 @@ impl Target {
         let path = format!("/v1/route?space={}&request_id={request_id}", self.space);
         let body: Vec<u8> = query.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
         let answer = self.post(&path, "application/octet-stream", &body)?;
-        let strange = |error| NoAnswer::Ever(anyhow!("{} answers what is no decision: {error}", self.url));
+        let strange = |error| {
+            NoAnswer::Ever(anyhow!(
+                "{} sent an invalid answer to /v1/route: {error}; is it a Pointsman router?",
+                self.url
+            ))
+        };
         serde_json::from_str(&answer).map_err(strange)
     }
 
-    /// Tells what a decision has earned; once for all, however often it is sent.
+    /// Sends the reward of a decision. Idempotent: it counts once, however often it is sent.
     pub fn reward(&self, request_id: &str, reward: f64) -> Result<(), NoAnswer> {
         let body = json!({
             "space": self.space, "request_id": request_id, "reward": reward, "event_id": request_id,
@@ -73,12 +78,12 @@ impl Target {
         }
         let mut response = request.send(body).map_err(|error| match error {
             ureq::Error::BadUri(_) | ureq::Error::Http(_) => NoAnswer::Ever(anyhow!("{}: {error}", self.url)),
-            other => NoAnswer::Yet(format!("not reachable: {other}")),
+            other => NoAnswer::Yet(format!("cannot connect: {other}")),
         })?;
         let status = response.status();
         let text = match response.body_mut().read_to_string() {
             Ok(text) => text,
-            Err(error) => return Err(NoAnswer::Yet(format!("the answer breaks off: {error}"))),
+            Err(error) => return Err(NoAnswer::Yet(format!("incomplete answer: {error}"))),
         };
         if status.is_success() {
             return Ok(text);
@@ -88,21 +93,21 @@ impl Target {
         let detail = detail.unwrap_or_else(|| text.trim().to_owned());
         match status.as_u16() {
             408 | 429 | 500.. => Err(NoAnswer::Yet(format!("{status}: {detail}"))),
-            _ => Err(NoAnswer::Ever(anyhow!("{} refuses {path}: {status}: {detail}", self.url))),
+            _ => Err(NoAnswer::Ever(anyhow!("{} rejected {path}: {status}: {detail}", self.url))),
         }
     }
 }
 
-/// Which servers a client believes to be who they claim to be.
+/// Which server certificates a client accepts.
 pub enum Trust {
-    /// All of them.
+    /// All certificates.
     Anyone,
-    /// Those with a certificate of these authorities.
+    /// Certificates of these authorities.
     Roots(RootCerts),
 }
 
 impl Trust {
-    /// What is configured: `http.tls.ca`, else `http.tls.certificate`, else the public authorities.
+    /// From the configuration: `http.tls.ca`, else `http.tls.certificate`, else the public authorities.
     pub fn load(config: &TlsConfig) -> anyhow::Result<Self> {
         let (key, path) = match config.ca.as_os_str().is_empty() {
             false => ("http.tls.ca", &config.ca),
@@ -116,13 +121,13 @@ impl Trust {
         });
         let certificates: Vec<_> = certificates.collect();
         if certificates.is_empty() {
-            bail!("{key}: {} holds no certificate in PEM", path.display());
+            bail!("{key}: {} contains no PEM certificate", path.display());
         }
         Ok(Self::Roots(RootCerts::new_with_certs(&certificates)))
     }
 }
 
-/// A client for this many callers at a time that leaves statuses to them. Sidecars are near: no proxy is asked.
+/// A client for this many concurrent callers that returns statuses as they are. Uses no proxy.
 pub fn agent(timeout: Duration, connections: usize, trust: Trust) -> ureq::Agent {
     let tls = match trust {
         Trust::Anyone => ureq::tls::TlsConfig::builder().disable_verification(true),
@@ -139,7 +144,7 @@ pub fn agent(timeout: Duration, connections: usize, trust: Trust) -> ureq::Agent
     config.build().into()
 }
 
-/// The base address of what listens at `http.listen`, for those on the same machine.
+/// Base URL of the server at `http.listen`, from the same machine.
 pub fn local(config: &HttpConfig) -> String {
     let listen = &config.listen;
     let near = match listen.rsplit_once(':') {
@@ -150,12 +155,14 @@ pub fn local(config: &HttpConfig) -> String {
     format!("{}://{near}", if config.tls.is_on() { "https" } else { "http" })
 }
 
-/// An address that can be asked, without a slash at its end.
+/// Validates a URL and removes a trailing slash.
 pub fn check_url(url: &str) -> anyhow::Result<String> {
-    let uri: ureq::http::Uri = url.parse().map_err(|error| anyhow!("{url}: {error}; write it as http://host:port"))?;
+    let uri: ureq::http::Uri = url
+        .parse()
+        .map_err(|error| anyhow!("invalid URL {url:?}: {error}; expected http://host:port or https://host:port"))?;
     let is_known = uri.scheme_str().is_some_and(|scheme| ["http", "https"].contains(&scheme));
     if !is_known || uri.host().is_none_or(str::is_empty) {
-        bail!("{url}: write it as http://host:port or https://host:port");
+        bail!("invalid URL {url:?}: expected http://host:port or https://host:port");
     }
     Ok(url.trim_end_matches('/').to_owned())
 }

@@ -1,5 +1,5 @@
-//! The whole loop in one process, of the real parts: a router that draws by request id, event logs in files, the runner
-//! that joins, learns, snapshots and publishes, and parameters that the router reads back.
+//! The whole loop in one process, made of the real components: a router that draws by request id, event logs in files, the
+//! runner that joins, learns, snapshots and publishes, and parameters that the router reads back.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -22,7 +22,7 @@ use crate::transport::file::{AtEnd, LogFile};
 use crate::transport::params::{Files, ParamsDir};
 use crate::wire::events::{Parser, query_line, reward_line};
 
-/// A round takes so long, in event time.
+/// Length of a round, in event time.
 const ROUND_MS: u64 = 1000;
 
 /// Router, logs and learner under one directory.
@@ -38,7 +38,7 @@ pub struct ClosedLoop {
 }
 
 impl ClosedLoop {
-    /// An empty stack under `dir`, whose router is updated every `refresh` rounds.
+    /// An empty stack under `dir`. Its router is updated every `refresh` rounds.
     pub fn new(dir: &Path, mut settings: Settings, plan: &Plan) -> anyhow::Result<Self> {
         // The simulation writes in order, and a reward is never later than this.
         settings.reorder_ms = 0;
@@ -78,7 +78,7 @@ impl ClosedLoop {
         self.runner.engine.spaces().next().map(|view| view.eigens).unwrap_or_default()
     }
 
-    /// Learns all that is in the logs by now.
+    /// Learns everything logged so far.
     fn learn(&mut self) -> anyhow::Result<()> {
         self.queries.flush()?;
         self.rewards.flush()?;
@@ -86,7 +86,9 @@ impl ClosedLoop {
         while let Stepped::Event(_) = self.runner.step()? {}
         let dead = self.runner.engine.counts();
         if dead.queries_dead + dead.rewards_dead > 0 {
-            return Err(anyhow!("the loop wrote events that it cannot read"));
+            return Err(anyhow!(
+                "the simulated router wrote events that the learner rejects: this is a bug, please report it"
+            ));
         }
         Ok(())
     }
@@ -110,7 +112,10 @@ impl Stack for ClosedLoop {
     fn decide(&mut self, round: u64, query: &Query, _luck: f64) -> anyhow::Result<Decision> {
         let query: Vec<f32> = query.as_slice().iter().map(|&x| x as f32).collect();
         let request_id = request_id(round);
-        let answer = self.router.route(&self.space, &request_id, &query).context("the demo's own space")??;
+        let answer = self
+            .router
+            .route(&self.space, &request_id, &query)
+            .context("the router does not know the space of the demo")??;
         let ts_ms = (round * ROUND_MS) as i64;
         self.queries.write_all(&query_line(&request_id, ts_ms, &query, &answer))?;
         Ok(Decision { model: answer.model, distribution: answer.distribution })

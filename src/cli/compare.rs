@@ -24,27 +24,28 @@ use crate::simulate::run::{InProcess, Plan, run as run_loop};
 use crate::simulate::shuffled::Shuffled;
 use crate::wire::dataset::Dataset;
 
-/// Which algorithm learns best: several on the same simulated traffic, data set or log
+/// Compare algorithms on the same simulated traffic, data set or log
 ///
-/// In simulated traffic (the default) and on a data set (--data) every algorithm routes the same queries with the same
-/// luck, over several instances, and is measured against the truth: "gap closed" is 0% for always using the single best
-/// model and 100% for knowing the best model of every query. On a log (--queries, --rewards) nobody can know what other
-/// decisions would have earned: each example is judged by importance weights under the policy that an algorithm has then,
-/// and is learned from afterwards.
+/// On simulated traffic (the default) and on a data set (--data), every algorithm routes the same queries with the same
+/// random numbers, over several runs. The expected rewards are known, so the result is exact: "gap closed" is 0% for always
+/// using the best single model and 100% for always using the best model of each query.
+///
+/// On a log (--log-queries, --log-rewards) the rewards of other decisions are unknown. Each example is evaluated off-policy,
+/// by importance weights, before the algorithm learns from it. See `pointsman evaluate`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Who learns: names as in learner.algorithm, each with keys of `learner` of its own after colons, e.g.
-    /// lin-ucb:features=linear:alpha=1; `configured` is what the configuration says
+    /// Algorithms to compare: values of learner.algorithm, each optionally followed by its own [learner] keys, e.g.
+    /// lin-ucb:features=linear:alpha=1; `configured` is the configured learner
     #[arg(long, value_delimiter = ',', default_value = DEFAULT_ALGORITHMS)]
     algorithms: Vec<String>,
-    /// Number of queries of each run
+    /// Number of queries per run
     #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(10..))]
     rounds: u64,
-    /// Number of instances, each with its own seed; the table shows mean and standard deviation
+    /// Number of runs, each with its own seed; the table shows mean and standard deviation
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: u64,
-    /// Seed of the first instance
+    /// Seed of the first run
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Dimension of simulated query embeddings
@@ -55,14 +56,14 @@ pub struct Args {
     models: usize,
     #[command(flatten)]
     world: WorldArgs,
-    /// A data set instead of a simulated world: a directory with routing.safetensors, or such a file (see `gap`); its
-    /// queries come again and again
+    /// Use a data set instead of simulated traffic: a directory with routing.safetensors, or the file itself (see `gap
+    /// --help`); queries are drawn with replacement
     #[arg(long, value_name = "DIR|FILE", conflicts_with_all = ["queries_log", "rewards_log"])]
     data: Option<PathBuf>,
-    /// With --data: half of the queries are kept back, and what was learned is tried on them once, at the end
+    /// With --data: hold out half of the queries and evaluate the learned policy on them at the end
     #[arg(long, requires = "data")]
     unseen: bool,
-    /// Every query comes with the rewards of another: there is nothing to learn but the best single model
+    /// Shuffle rewards across queries, so that there is nothing to learn but the best single model
     #[arg(long)]
     shuffled: bool,
     /// Rounds between a decision and its reward
@@ -71,28 +72,28 @@ pub struct Args {
     /// Rounds between two updates of the router's policy
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     refresh: u64,
-    /// Share of rewards that never come
+    /// Share of rewards that are lost, 0 to 1
     #[arg(long, default_value_t = 0.0, value_parser = share)]
     lost: f64,
     /// Round at which the models change abruptly
     #[arg(long, value_name = "ROUND")]
     switch_at: Option<u64>,
-    /// Log of query events (JSON lines, plain, .gz or .zst): compare on it by off-policy evaluation
+    /// Compare by off-policy evaluation on this log: query events (.jsonl, .jsonl.gz, .jsonl.zst)
     #[arg(long = "log-queries", num_args = 1.., value_name = "FILE", requires = "rewards_log")]
     queries_log: Vec<PathBuf>,
-    /// Log of reward events
+    /// Reward events of the log
     #[arg(long = "log-rewards", num_args = 1.., value_name = "FILE", requires = "queries_log")]
     rewards_log: Vec<PathBuf>,
-    /// The space of the log
+    /// Space to evaluate in the log
     #[arg(long, default_value = "default")]
     space: String,
-    /// Directory for the HTML report
+    /// Write an HTML report to this directory
     #[arg(long, value_name = "DIR", default_value = "pointsman-report")]
     report: PathBuf,
-    /// Directory for the charts of the report as PNG
+    /// Write the charts of the report to this directory, as PNG
     #[arg(long, value_name = "DIR")]
     png: Option<PathBuf>,
-    /// Write every figure of every run to this file
+    /// Write the figures of every run to this file, as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
@@ -110,23 +111,25 @@ const EXAMPLES: &str = "Examples:
   pointsman compare --delay 1000 --refresh 1000
   pointsman compare --switch-at 20000
   pointsman compare --data my-data-set --unseen
-  pointsman compare --config shop.toml --log-queries queries.jsonl.zst --log-rewards rewards.jsonl.zst";
+  pointsman compare --config shop.toml --log-queries queries.jsonl.zst --log-rewards rewards.jsonl.zst
 
-/// One algorithm on one instance, in figures.
+Exit codes: 0 success, 1 failed while running, 2 invalid usage or configuration.";
+
+/// Figures of one algorithm in one run.
 struct Outcome {
     seed: u64,
     all: Summary,
     last: Summary,
-    /// On queries that were kept back.
+    /// On held-out queries.
     unseen: Option<Summary>,
-    /// Gap closed in each stretch: rounds, share.
+    /// Gap closed per bin: rounds, share.
     curve: Vec<(f64, f64)>,
 }
 
-/// Stretches of a run; the last tenth is whole ones.
+/// Bins of a run; the last tenth is a whole number of them.
 const BINS: u64 = 50;
 
-/// Draws of queries that were kept back.
+/// Number of draws of held-out queries.
 const UNSEEN_DRAWS: usize = 5000;
 
 /// Runs the command.
@@ -220,7 +223,7 @@ fn run_one(
     Ok(Outcome { seed, all: history.summary(1.0), last: history.summary(0.1), unseen, curve: curve.collect() })
 }
 
-/// The policy as it is, on queries that it has not met; `best` is the constant model that was best before.
+/// Evaluates the learned policy on held-out queries; `best` is the best constant model of the training queries.
 fn judge_unseen(world: &mut dyn World, trainer: &Trainer, best: usize) -> anyhow::Result<Summary> {
     world.switch();
     let mut sums = Summary { policy: 0.0, best_constant: 0.0, uniform: 0.0, oracle: 0.0 };
@@ -238,7 +241,7 @@ fn judge_unseen(world: &mut dyn World, trainer: &Trainer, best: usize) -> anyhow
     Ok(Summary { policy: policy / n, best_constant: best_constant / n, uniform: uniform / n, oracle: oracle / n })
 }
 
-/// How much more than the best constant model is earned, of what that earns.
+/// Relative gain over the best constant model.
 fn above_constant(summary: &Summary) -> f64 {
     if summary.best_constant > 0.0 { summary.policy / summary.best_constant - 1.0 } else { 0.0 }
 }
@@ -251,10 +254,10 @@ fn table<'a>(args: &Args, contestants: &[Contestant], of: &dyn Fn(usize) -> &'a 
     let figures =
         |outcomes: &[Outcome], figure: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(figure).collect::<Vec<_>>();
     let mut columns = vec![Column::left("algorithm")];
-    let titles = ["gap closed", "in last tenth", "mean reward", "above best constant", "in last tenth"];
+    let titles = ["gap closed", "last tenth", "mean reward", "vs best constant", "last tenth"];
     columns.extend(titles.map(Column::right));
     if args.unseen {
-        columns.push(Column::right("on unseen queries"));
+        columns.push(Column::right("unseen queries"));
     }
     let mut rows: Vec<Vec<String>> = Vec::new();
     for (i, contestant) in contestants.iter().enumerate() {
@@ -315,15 +318,15 @@ fn page<'a>(
         Series { name: contestant.name.clone(), points, dashed: false }
     };
     let curves = Lines {
-        title: "Gap closed in each stretch of queries, mean of the runs".to_owned(),
+        title: "Gap closed over time, mean of the runs".to_owned(),
         x_label: "queries".to_owned(),
-        y_label: "% of the gap".to_owned(),
+        y_label: "gap closed (%)".to_owned(),
         series: contestants.iter().enumerate().map(series).collect(),
     };
     Page {
         title: "Pointsman compare".to_owned(),
-        lead: "The same queries and the same luck for everyone, measured against a world in which the truth is known: 0% is \
-               always using the single best model, 100% is knowing the best model of every query."
+        lead: "All algorithms route the same queries with the same random numbers, and the expected rewards are known. Gap \
+               closed: 0% is always using the best single model, 100% is always using the best model of each query."
             .to_owned(),
         facts: facts(args, data),
         sections: vec![Section {

@@ -11,8 +11,7 @@ use crate::wire::dataset::{BadDataset, Dataset, decode};
 const TENSORS: &str = "routing.safetensors";
 const TEXT: &str = "queries.tsv";
 
-/// Reads a data set: a directory with `routing.safetensors` and perhaps `queries.tsv`, or such a safetensors file, beside
-/// which `queries.tsv` may lie.
+/// Reads a data set: a directory with `routing.safetensors` and optionally `queries.tsv`, or the safetensors file itself.
 pub fn read(path: &Path) -> anyhow::Result<Dataset> {
     let tensors = if path.is_dir() { path.join(TENSORS) } else { path.to_owned() };
     let bytes = std::fs::read(&tensors).with_context(|| format!("cannot read {}", tensors.display()))?;
@@ -22,9 +21,9 @@ pub fn read(path: &Path) -> anyhow::Result<Dataset> {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", lines.display())),
     };
-    // Said in one go: the error's text already has that of its source.
+    // As one message: the error already includes the text of its source.
     decode(&bytes, text.as_deref()).map_err(|error| match error {
-        BadDataset::Text { .. } => anyhow!("{} does not fit: {error}", lines.display()),
-        _ => anyhow!("{} is no data set: {error}", tensors.display()),
+        BadDataset::Text { .. } => anyhow!("{} does not match the data set: {error}", lines.display()),
+        _ => anyhow!("{} is not a valid data set: {error}", tensors.display()),
     })
 }

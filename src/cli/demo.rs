@@ -1,4 +1,4 @@
-//! `pointsman demo`: simulated traffic, routed and learned from in one process, measured against the truth.
+//! `pointsman demo`: the whole loop on simulated traffic in one process, measured against known expected rewards.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,12 +20,14 @@ use crate::report::{Block, Column, Lines, Page, Section, Series, Spectrum, Stack
 use crate::simulate::history::{History, Point, Summary};
 use crate::simulate::run::{Plan, run as run_loop};
 
-/// Watch it learn: simulated queries, several models, rewards; a table and a report at the end
+/// Watch it learn on simulated traffic: prints a table and writes an HTML report
 ///
-/// Each round a query comes, the current policy draws one of the models, and the model earns a reward of 0 or 1 with
-/// a probability that depends on query and model. The learner sees only that reward. In the table, "gap closed" is 0%
-/// for always using the single best model and 100% for knowing the best model of every query. learner.dim and
-/// learner.models are the demo's own: --dim and --models.
+/// Runs the whole loop in one process, with temporary files: router, event logs, learner, snapshots, parameters. In each
+/// round one query arrives, the current policy draws a model, and the model earns a reward of 0 or 1 with a probability
+/// that depends on query and model. The learner sees only that reward.
+///
+/// In the table, "gap closed" is 0% for always using the best single model and 100% for always using the best model of each
+/// query. --dim and --models replace learner.dim and learner.models; all other [learner] keys apply.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -43,31 +45,31 @@ pub struct Args {
     /// Rounds between a decision and its reward
     #[arg(long, default_value_t = 0)]
     delay: u64,
-    /// Rounds between two snapshots, each followed by new parameters for the router
+    /// Rounds between two snapshots; the router gets new parameters after each
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     refresh: u64,
-    /// Share of rewards that never come
+    /// Share of rewards that are lost, 0 to 1
     #[arg(long, default_value_t = 0.0, value_parser = share)]
     lost: f64,
     /// Round at which the models change abruptly
     #[arg(long, value_name = "ROUND")]
     switch_at: Option<u64>,
-    /// Seed of the first instance
+    /// Seed of the first run
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Number of instances, each with its own seed; the table then shows mean and standard deviation
+    /// Number of runs, each with its own seed; with several, the table shows mean and standard deviation
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: u64,
-    /// Who learns: `configured` is what the configuration says
+    /// Learners to run; the first one is the subject of the summary
     #[arg(long, value_enum, value_delimiter = ',', default_value = "configured,hypentropy-regression,best-rival")]
     learners: Vec<Contestant>,
-    /// Directory for the HTML report
+    /// Write the HTML report to this directory
     #[arg(long, value_name = "DIR", default_value = "pointsman-report")]
     report: PathBuf,
-    /// Directory for the charts of the report as PNG
+    /// Write the charts of the report to this directory, as PNG
     #[arg(long, value_name = "DIR")]
     png: Option<PathBuf>,
-    /// File for the table as comma-separated values
+    /// Write the table to this file, as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
@@ -80,30 +82,32 @@ const EXAMPLES: &str = "Examples:
   pointsman demo --runs 5 --learners configured,theory,parameter-free
   pointsman demo --delay 1000 --refresh 1000 --lost 0.2
   pointsman demo --switch-at 20000 --set learner.half_life=10000
-  pointsman demo --set learner.rank=4 --set learner.eta=0.3";
+  pointsman demo --set learner.rank=4 --set learner.eta=0.3
 
-/// Who learns.
+The report opens in any browser: pointsman-report/demo.html";
+
+/// A learner of the demo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Contestant {
-    /// What the configuration says: HPG with practical parameters, unless configured otherwise
+    /// The configured learner; by default HPG with the practical preset
     Configured,
-    /// HPG with the parameters of the paper's theorem
+    /// HPG with the hyper-parameters of the paper's theorem
     Theory,
-    /// Parameter-free HPG: no scale to set
+    /// Parameter-free HPG: finds the scale of its parameters itself
     ParameterFree,
-    /// Hypentropy regression: predicts rewards instead of following the policy's gradient
+    /// Hypentropy regression: predicts rewards instead of following the policy gradient
     HypentropyRegression,
-    /// The best of the others on most streams: LinUCB on quadratic features of the leading directions
+    /// The strongest other algorithm on most streams: LinUCB on quadratic features
     BestRival,
 }
 
-/// One learner on one instance.
+/// One learner in one run.
 struct Job {
     contestant: usize,
     seed: u64,
 }
 
-/// What came of it.
+/// Result of a job.
 struct Outcome {
     history: History,
     eigens: Vec<Eigen>,
@@ -198,7 +202,7 @@ fn run_one(args: &Args, spec: &Spec, seed: u64, progress: &Progress) -> anyhow::
         switch_at: args.switch_at,
         seed,
     };
-    let dir = TempDir::with_prefix("pointsman-demo-").context("cannot make a temporary directory")?;
+    let dir = TempDir::with_prefix("pointsman-demo-").context("cannot create a temporary directory")?;
     let settings = Settings { learner: spec.clone(), spaces: BTreeMap::new(), ..Config::default().check()? };
     let mut stack = ClosedLoop::new(dir.path(), settings, &plan)?;
     let mut history = History::new(args.rounds, BINS);
@@ -276,14 +280,14 @@ fn table(rows: &[Row]) -> Table {
 fn introduction(args: &Args) -> String {
     let Args { rounds, dim, models, .. } = args;
     format!(
-        "{models} models, {rounds} queries of dimension {dim}. Each query is routed to one model; the learner sees only\n\
-         the reward of the model that was chosen, and moves W_m of pi(m|q) ~ exp(q'W_m q) by one mirror step."
+        "{models} models, {rounds} queries of dimension {dim}. Each query is routed to one model, and the learner sees\n\
+         only the reward of that model. HPG learns the matrices W_m of the policy pi(m|q) ~ exp(q'W_m q)."
     )
 }
 
 fn conclusion(rows: &[Row], path: &Path) -> String {
     format!(
-        "{} closed {} of the gap between the best single model and the best model of every query.\n\
+        "{} closed {} of the gap between the best single model and the best model of each query.\n\
          Report with curves, traffic and spectra: {}",
         rows[0].name,
         spread(&[100.0 * mean_and_deviation(&rows[0].gap).0], 1, "%"),
@@ -325,7 +329,7 @@ fn facts(args: &Args) -> Vec<(String, String)> {
     facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// The curves are those of the first run; the table has all.
+/// The curves show the first run, the table all runs.
 fn page(args: &Args, specs: &[(String, Spec)], rows: &[Row], outcomes: &[Outcome]) -> Page {
     let curves: Vec<(&str, Vec<Point>)> =
         specs.iter().zip(outcomes).map(|((name, _), outcome)| (name.as_str(), outcome.history.points())).collect();
@@ -375,37 +379,37 @@ fn page(args: &Args, specs: &[(String, Spec)], rows: &[Row], outcomes: &[Outcome
     };
     Page {
         title: "Pointsman demo".to_owned(),
-        lead: "Which model should answer each query? Learned online from the rewards of the models that were chosen, \
-               and measured against a world in which the truth is known."
+        lead: "Which model should answer each query? The learners see only the rewards of the models that were chosen. The \
+               simulation knows all expected rewards, so the results are exact."
             .to_owned(),
         facts: facts(args),
         sections: vec![
             section(
                 "Result",
-                "Rewards are expected ones under the distribution that was played. Gap closed: 0% is always using the \
-                 single best model, 100% is knowing the best model of every query. Policy regret is what the policy \
-                 of W* would have earned more over the whole run, W* being the world's own matrices scaled to a \
-                 nuclear norm of 300; linearized policy regret is the paper's surrogate for it.",
+                "Rewards are expected rewards under the sampled distribution. Gap closed: 0% is always using the best \
+                 single model, 100% is always using the best model of each query. Policy regret is the additional reward \
+                 that the policy of W* would have earned over the whole run, where W* are the true matrices of the \
+                 simulation, scaled to a nuclear norm of 300. Linearized policy regret is the paper's surrogate for it.",
                 vec![Block::Table(table(rows))],
             ),
             section(
                 "Reward over time",
-                "Mean expected reward in each stretch of queries, first run.",
+                "Mean expected reward over time, first run.",
                 vec![lines("Reward", "mean expected reward", rewards)],
             ),
             section(
                 "Regret over time",
-                "A curve that flattens is a policy that has learned.",
+                "A flattening curve means that the policy has learned.",
                 vec![
                     lines("Policy regret against W*", "sum so far", of_all(&|point| point.regret)),
                     lines("Linearized policy regret", "sum so far", of_all(&|point| point.linearized_regret)),
                 ],
             ),
-            section("Traffic", "Which models the queries were sent to.", curves.iter().map(traffic).collect()),
+            section("Traffic", "Share of queries that each model answered.", curves.iter().map(traffic).collect()),
             section(
                 "Spectra",
-                "Each model's parameter is a symmetric matrix of low rank: a positive eigenvalue is a direction of \
-                 queries that the model is good at, a negative one a direction to avoid it on.",
+                "The parameter of each model is a symmetric low-rank matrix. A positive eigenvalue marks a direction of \
+                 queries that the model answers well, a negative one a direction that it answers badly.",
                 specs.iter().zip(outcomes).map(spectrum).collect(),
             ),
         ],

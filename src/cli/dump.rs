@@ -1,4 +1,4 @@
-//! `pointsman dump`: a stretch of the Kafka topics as log files.
+//! `pointsman dump`: exports a range of the Kafka topics to log files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,34 +19,34 @@ use crate::transport::kafka::cluster::Cluster;
 use crate::transport::kafka::history::{Changed, Mark, Scribe, Span, Stretch, read, stretches};
 use crate::transport::kafka::topics::check_partitions;
 
-/// Write a stretch of the Kafka topics of queries and rewards to log files, for `replay` and for keeping
+/// Export a range of the Kafka topics queries and rewards to log files, for `replay` or as an archive
 ///
-/// Each partition becomes one file of lines, DIR/queries/TOPIC-PARTITION.jsonl.zst or DIR/rewards/..., of which `replay`
-/// learns the same as from the topics themselves. Only what transactions have committed is written. Beside them goes
-/// positions.json: where the dump ends, for `snapshots import --start-at`.
+/// Each partition becomes one file, DIR/queries/TOPIC-PARTITION.jsonl.zst or DIR/rewards/... `replay` learns the same from
+/// these files as from the topics. Only committed messages are written. The file positions.json records where the dump
+/// ends, for `snapshots import --start-at`.
 ///
-/// A line is the message's bytes, with three exceptions, since files have neither record times nor headers; they are
-/// counted. An event without a time gets that of its record, as its last field (events.fields.ts_ms). Newlines between
-/// JSON values become spaces. What would be a dead letter on Kafka, but as a line would not be the same or not be one
-/// (empty messages, newlines in what is no JSON, a content-type that is not JSON, a ts_ms beyond join.future_ms, a space
-/// in the wrong partition), is written as a JSON string, in base64: a dead letter to `replay`, too.
+/// Each line is the message value, with three exceptions, which are counted: (1) An event without a time gets its record
+/// timestamp, as its last field (events.fields.ts_ms). (2) Newlines between JSON values become spaces. (3) A message that
+/// is a dead letter on Kafka for a reason that a file cannot express (empty message, newlines in invalid JSON, a content-type
+/// other than JSON, a ts_ms beyond join.future_ms, a space in the wrong partition) is written as a base64 JSON string, which
+/// `replay` also turns into a dead letter.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Directory for the files; must not hold a dump already
+    /// Output directory; must not contain a dump
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// The first messages: a time (2026-01-31T12:00:00Z, or milliseconds since 1970) of their records, or offset:123 in
-    /// every partition; without it the oldest that are there
+    /// Start: a record time (2026-01-31T12:00:00Z, or milliseconds since 1970), or offset:123 in every partition
+    /// [default: the oldest message]
     #[arg(long, value_name = "T")]
     since: Option<Mark>,
-    /// The first messages that are not written any more, likewise; without it all that are there now are written
+    /// End, exclusive, in the same format [default: the present end of the topics]
     #[arg(long, value_name = "T")]
     until: Option<Mark>,
-    /// Which topics
+    /// Topics to export
     #[arg(long, value_delimiter = ',', default_value = "queries,rewards", value_name = "TOPICS")]
     topics: Vec<Topic>,
-    /// File for the table as comma-separated values
+    /// Write the table to this file, as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
@@ -58,7 +58,7 @@ const EXAMPLES: &str = "Examples:
   pointsman dump --config shop.toml --out january --since 2026-01-01T00:00:00Z --until 2026-02-01T00:00:00Z
   pointsman replay --config shop.toml --queries january/queries/*.zst --rewards january/rewards/*.zst
 
-To learn from history first, and then go on live where it ended (with transport.kafka.lanes = \"one\"):
+To learn from history first and then continue live from where it ended (requires transport.kafka.lanes = \"one\"):
   pointsman dump --config shop.toml --out history
   pointsman replay --config shop.toml --queries history/queries/*.zst --rewards history/rewards/*.zst \\
       --store data/store --keep-open
@@ -71,10 +71,10 @@ enum Topic {
     Rewards,
 }
 
-/// The file that says where a dump ends. It is the last to be written.
+/// Records where a dump ends. Written last.
 const POSITIONS: &str = "positions.json";
 
-/// What was written of a partition.
+/// A partition that was written.
 struct Written {
     file: PathBuf,
     messages: u64,
@@ -89,8 +89,8 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     topics.sort_unstable();
     topics.dedup();
     if let Some(there) = [POSITIONS, "queries", "rewards"].iter().map(|name| args.out.join(name)).find(|p| p.exists()) {
-        let problem = "a dump, or what is left of one that failed: remove it, or name another directory";
-        return Err(Failure::Usage(anyhow!("there is {} already: {problem}", there.display())));
+        let problem = "it belongs to another dump, maybe an incomplete one: remove it, or choose another --out";
+        return Err(Failure::Usage(anyhow!("{} already exists: {problem}", there.display())));
     }
     let (written, changed) = dump(args, &topics, config, &settings)?;
     let table = table(&written, changed);
@@ -185,7 +185,7 @@ impl Log {
     }
 }
 
-/// Where this file is, the logs are whole.
+/// Marks the dump as complete.
 fn write_positions(out: &Path, positions: &BTreeMap<&str, u64>) -> anyhow::Result<()> {
     let path = out.join(POSITIONS);
     let text = format!("{:#}\n", json!(positions));
@@ -227,8 +227,8 @@ fn table(written: &[Written], changed: Changed) -> Table {
         columns: [Column::left("file")].into_iter().chain(columns).collect(),
         rows: written.iter().map(row).collect(),
         note: Some(format!(
-            "{} messages; {timed} with the time of their record added, {joined} with newlines as spaces, {wrapped} as \
-             strings, which are dead letters",
+            "{} messages; {timed} got their record timestamp, {joined} had newlines replaced, {wrapped} were written as \
+             base64 strings (dead letters)",
             written.iter().map(|w| w.messages).sum::<u64>()
         )),
     }

@@ -1,4 +1,4 @@
-//! `pointsman evaluate`: what policies are worth on a log, and whether routing pays.
+//! `pointsman evaluate`: off-policy evaluation on a log: does routing pay?
 
 use std::path::{Path, PathBuf};
 
@@ -18,45 +18,47 @@ use crate::report::{Block, Column, Lines, Page, Section, Series, Table};
 use crate::router::Params;
 use crate::wire::params::decode;
 
-/// What a policy is worth on a log, and whether routing beats the best single model
+/// Evaluate policies on a log: does routing beat the best single model?
 ///
-/// Nobody can know what other decisions would have earned: each example is weighted by how much likelier a policy makes
-/// what was chosen than the propensities that were logged with it. Judged are what was logged, parameters as they are
-/// (--params), algorithms that learn from the log as they go, each example judged before it is learned from
-/// (--algorithms), uniform, and every model alone. Ranges hold at all times at once: look as often as you like, stop when
-/// you like, and they are wrong with a probability of --alpha at the most.
+/// Off-policy evaluation: each logged example is weighted by the ratio of a policy's probability of the chosen model to its
+/// logged propensity. Evaluated are the policy that was logged, fixed parameters (--params), algorithms that learn from the
+/// log as it is read, where each example is evaluated before it is learned (--algorithms), uniform routing, and every single
+/// model.
+///
+/// The confidence ranges are valid at all times simultaneously: evaluate as often as you like and stop whenever you like; the
+/// probability that any of them is ever wrong is at most --alpha.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     log: LogArgs,
-    /// Parameters to judge as they are
+    /// Parameter files to evaluate
     #[arg(long, num_args = 1.., value_name = "FILE")]
     params: Vec<PathBuf>,
-    /// Algorithms to judge while they learn: names as in learner.algorithm, each with keys of `learner` of its own after
-    /// colons; `configured` is what the configuration says
+    /// Algorithms to evaluate while they learn: values of learner.algorithm, each optionally followed by its own [learner]
+    /// keys, e.g. hpg:eta=0.3; `configured` is the configured learner
     #[arg(long, value_delimiter = ',', value_name = "NAME[:KEY=VALUE]..")]
     algorithms: Vec<String>,
     #[command(flatten)]
     shown: Shown,
 }
 
-/// How it is shown.
+/// Output options.
 #[derive(Debug, clap::Args)]
 pub struct Shown {
-    /// Probability that a range is ever wrong
+    /// Probability that any range is ever wrong, 1e-6 to 0.5
     #[arg(long, default_value_t = ALPHA, value_parser = probability)]
     pub alpha: f64,
-    /// How many of the latest examples are judged for themselves, too
+    /// Number of most recent examples that are also evaluated separately
     #[arg(long, default_value_t = WINDOW, value_parser = clap::value_parser!(u64).range(10..))]
     pub window: u64,
-    /// Directory for an HTML report
+    /// Write an HTML report to this directory
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
-    /// Directory for the charts of the report as PNG
+    /// Write the charts of the report to this directory, as PNG
     #[arg(long, value_name = "DIR")]
     pub png: Option<PathBuf>,
-    /// File for the table as comma-separated values
+    /// Write the table to this file, as CSV
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
@@ -75,9 +77,12 @@ impl Default for Shown {
 
 const EXAMPLES: &str = "Examples:
   pointsman evaluate --config shop.toml --queries queries.jsonl.zst --rewards rewards.jsonl.zst
-  pointsman evaluate --config shop.toml --queries logs/q-*.zst --rewards logs/r-*.zst --params params/default.safetensors
-  pointsman evaluate --config shop.toml --queries q.jsonl --rewards r.jsonl --algorithms configured,hypentropy-regression \
---report out";
+  pointsman evaluate --config shop.toml --queries logs/q-*.zst --rewards logs/r-*.zst \\
+      --params params/default.safetensors
+  pointsman evaluate --config shop.toml --queries q.jsonl --rewards r.jsonl \\
+      --algorithms configured,hypentropy-regression --report out
+
+Exit codes: 0 success, 1 failed while running (also: no usable example in the log), 2 invalid usage or configuration.";
 
 fn probability(text: &str) -> Result<f64, String> {
     positive_number(text).ok().filter(|x| *x <= 0.5).ok_or_else(|| "must be a number from 1e-6 to 0.5".to_owned())
@@ -88,7 +93,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     on_log(&args.log, &args.algorithms, &args.params, config, &args.shown)
 }
 
-/// Judges algorithms and parameters on a log, and shows what came of it.
+/// Evaluates algorithms and parameters on a log and prints the result.
 pub fn on_log(
     log: &LogArgs,
     algorithms: &[String],
@@ -125,17 +130,17 @@ pub fn on_log(
 
 fn read_params(path: &Path) -> anyhow::Result<(String, Params)> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let params = decode(&bytes).with_context(|| format!("{} holds no parameters", path.display()))?;
+    let params = decode(&bytes).with_context(|| format!("{} is not a valid parameter file", path.display()))?;
     Ok((path.display().to_string(), params))
 }
 
-/// The constant policy that earned the most, by hindsight.
+/// The constant policy with the highest estimated value.
 fn best_constant<'r, 'a>(rows: &'r [Row<'a>]) -> Option<&'r Row<'a>> {
     let value = |row: &&Row| row.estimate.self_normalised();
     rows.iter().filter(|row| row.is_constant).max_by(|a, b| value(a).total_cmp(&value(b)))
 }
 
-/// How much more than the best constant model.
+/// Estimated gain over the best constant model.
 fn lift(row: &Row, rows: &[Row]) -> f64 {
     row.estimate.self_normalised() - best_constant(rows).map_or(0.0, |best| best.estimate.self_normalised())
 }
@@ -144,7 +149,7 @@ fn is_poor(row: &Row, examples: u64) -> bool {
     row.estimate.effective() < EFFECTIVE_MIN * examples as f64
 }
 
-/// `alpha` is what all ranges together may be wrong with, `each` what these may.
+/// `alpha` is the error probability of all ranges together, `each` that of the ranges in this table.
 fn table(rows: &[Row], examples: u64, alpha: f64, each: f64) -> Table {
     let range = |range: Range| format!("{:.4} to {:.4}", range.low, range.high);
     let line = |row: &Row| {
@@ -166,16 +171,17 @@ fn table(rows: &[Row], examples: u64, alpha: f64, each: f64) -> Table {
     let warning = if poor.is_empty() {
         String::new()
     } else {
-        format!("; the log hardly says anything of {}: few of its examples are effective", poor.join(", "))
+        format!("; unreliable, since few examples are effective: {}", poor.join(", "))
     };
     let note = format!(
-        "{examples} examples, each judged before it was learned from; lift: over the best constant model; \
-         ranges hold at all times at once but for a probability of {alpha}{warning}"
+        "{examples} examples, each evaluated before it was learned; lift: over the best constant model; ranges: all valid \
+         at all times with probability {}{warning}",
+        1.0 - alpha
     );
     Table { columns, rows: rows.iter().map(line).collect(), note: Some(note) }
 }
 
-/// Does routing, as it was logged, pay?
+/// Does routing as logged pay?
 fn verdict(rows: &[Row], alpha: f64) -> String {
     let Some((logged, best)) = rows.first().zip(best_constant(rows)) else { return String::new() };
     let lift = Lift { value: lift(logged, rows), range: logged.estimate.lift_range(alpha) };
@@ -227,10 +233,10 @@ fn page(log: &LogArgs, panel: &Panel, shown: &Shown) -> Page {
         dashed: false,
     };
     let lines = Lines {
-        title: "Lift of what was logged over the best constant model: where the truth is".to_owned(),
+        title: "Lift of the logged policy over the best constant model, confidence range".to_owned(),
         x_label: "examples".to_owned(),
         y_label: "lift".to_owned(),
-        series: vec![bound("at least", |range| range.low), bound("at most", |range| range.high)],
+        series: vec![bound("lower bound", |range| range.low), bound("upper bound", |range| range.high)],
     };
     let section = |heading: &str, text: Option<String>, body| Section { heading: heading.to_owned(), text, body };
     let mut sections = vec![section(
@@ -241,11 +247,11 @@ fn page(log: &LogArgs, panel: &Panel, shown: &Shown) -> Page {
     if number < panel.examples() {
         let each = panel.latest_alpha(shown.alpha);
         let body = vec![Block::Table(table(&panel.rows_of(&latest), number, shown.alpha, each))];
-        sections.push(section("The latest examples", None, body));
+        sections.push(section("Most recent examples", None, body));
     }
     Page {
         title: "Pointsman evaluate".to_owned(),
-        lead: "What policies would have earned on this log, and whether routing pays.".to_owned(),
+        lead: "Estimated value of policies on this log: does routing pay?".to_owned(),
         facts: vec![("space".to_owned(), log.space.clone()), ("examples".to_owned(), panel.examples().to_string())],
         sections,
     }

@@ -1,4 +1,4 @@
-//! The examples of one space in a log, in the order of learning.
+//! The examples of one space in a log, in learning order.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::runner::{Places, Retry, Runner, Stepped};
 use crate::transport::append::Appender;
 use crate::transport::params::Files;
 
-/// Which log, and which space of it.
+/// A log and a space in it.
 #[derive(Debug, clap::Args)]
 pub struct LogArgs {
-    /// Logs of query events (JSON lines, plain, .gz or .zst)
+    /// Logs of query events (.jsonl, .jsonl.gz, .jsonl.zst)
     #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
     pub queries: Vec<PathBuf>,
     /// Logs of reward events
     #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
     pub rewards: Vec<PathBuf>,
-    /// The space of the log
+    /// Space to evaluate in the log
     #[arg(long, default_value = "default")]
     pub space: String,
 }
@@ -36,15 +36,18 @@ impl LogArgs {
         Name::try_from(self.space.as_str()).map_err(|e| Failure::Usage(anyhow!("--space: {e}")))
     }
 
-    /// The keys of `learner`, as they are for the space.
+    /// The `[learner]` keys of the space.
     pub fn learner(&self, config: &Config) -> Result<LearnerConfig, Failure> {
         match config.spaces.get(&self.space) {
-            Some(keys) => merged(&config.learner, keys).map_err(Failure::Usage),
+            Some(keys) => {
+                let section = format!("spaces.{}", self.space);
+                config.learner.with_keys(&section, keys).map_err(|e| Failure::Usage(e.into()))
+            }
             None => Ok(config.learner.clone()),
         }
     }
 
-    /// Joins the log, and shows every example; returns how many there were.
+    /// Joins the log and passes every example to `show`; returns their number.
     pub fn each(
         &self,
         config: &Config,
@@ -53,11 +56,11 @@ impl LogArgs {
     ) -> Result<u64, Failure> {
         let space = self.space()?;
         let mut settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
-        // The join is what is wanted of the engine; it need not learn.
+        // Only the join of the engine is needed; it does not have to learn.
         settings.learner.method = Method::Uniform;
         settings.spaces.values_mut().for_each(|spec| spec.method = Method::Uniform);
-        // Bad events are not what is asked for here: `replay` tells of them.
-        let dir = TempDir::with_prefix("pointsman-log-").context("cannot make a temporary directory")?;
+        // Dead letters are discarded here: `replay` reports them.
+        let dir = TempDir::with_prefix("pointsman-log-").context("cannot create a temporary directory")?;
         let dead_letters = Appender::new(&dir.path().join("dead-letters.jsonl"));
         let outlet = Box::new(Files { dead_letters, params: None });
         let places = Places {
@@ -96,18 +99,9 @@ impl LogArgs {
         take(runner.close_windows(), &mut number)?;
         runner.finish()?;
         if number == 0 {
-            let advice = "`pointsman replay` says what became of their events";
+            let advice = "run `pointsman replay` on the same logs to see what happened to their events";
             return Err(Failure::Run(anyhow!("no example of space {space} in the logs: {advice}")));
         }
         Ok(number)
     }
-}
-
-/// The keys of `learner` with those of a space.
-fn merged(learner: &LearnerConfig, keys: &serde_json::Map<String, serde_json::Value>) -> anyhow::Result<LearnerConfig> {
-    let mut all = serde_json::to_value(learner)?;
-    if let Some(all) = all.as_object_mut() {
-        all.extend(keys.clone());
-    }
-    Ok(serde_json::from_value(all)?)
 }

@@ -1,4 +1,4 @@
-//! Figures of several runs, as text.
+//! Formats figures of several runs.
 
 /// Mean and standard deviation.
 pub fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
@@ -8,7 +8,7 @@ pub fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
     (mean, variance.sqrt())
 }
 
-/// The mean, with the standard deviation where there are several.
+/// The mean, with the standard deviation if there are several values.
 pub fn spread(values: &[f64], digits: usize, unit: &str) -> String {
     // Adding zero turns a rounded "-0" into "0".
     let shown = |x: f64| format!("{:.digits$}", (x * 1e6).round() / 1e6 + 0.0);

@@ -1,4 +1,4 @@
-//! `pointsman gap`: how far policy classes stay behind the best model of every query, and whether that says anything.
+//! `pointsman gap`: regret of the best policy of each class, in sample, held out and on shuffled rewards.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,50 +17,50 @@ use crate::evaluate::ranks::{Found, Item, Ranks, telling_query};
 use crate::report::{Block, Cloud, Column, Look, Page, Scatter, Section, Table};
 use crate::wire::dataset::Dataset;
 
-/// Is there anything to route? Gaps of the best policy of each class, on a data set with all rewards
+/// Is there anything to route? Measure policy classes on a data set that has the reward of every model
 ///
-/// The data set has, for every query, the expected reward of every model. The gap of a policy is what it earns less than
-/// the best model of every query would. Shown are the gaps of the best constant model, of the best log-linear policy,
-/// pi(m|q) ~ exp(theta_m . q), and of the best log-quadratic one, pi(m|q) ~ exp(q'W_m q) with W_m of rank at most --rank.
+/// The data set has the expected reward of every model for every query. The gap of a policy is the reward that it loses
+/// against always using the best model of each query; lower is better. The table shows the gap of the best constant model,
+/// of the best log-linear policy, pi(m|q) ~ exp(theta_m . q), and of the best log-quadratic policy, pi(m|q) ~ exp(q'W_m q)
+/// with W_m of rank --rank or lower.
 ///
-/// Each is measured three times. In sample: optimised and measured on the same queries, as the paper does. Held out:
-/// optimised on some queries and measured on the others, by cross-validation, with the ascent stopped where a fifth of the
-/// training queries says. Shuffled: in sample, but with the rewards shuffled across queries, so that there is nothing to
-/// learn. A class that does as well on shuffled rewards has memorised the queries; only the held-out columns tell what
-/// new queries would earn.
+/// Each gap is measured three ways. In sample: optimised and measured on the same queries, as in the paper. Held out:
+/// optimised on some queries and measured on the others, by cross-validation with early stopping on a fifth of the training
+/// queries. Shuffled: in sample with the rewards shuffled across queries, so that there is nothing to learn. A class that
+/// does as well on shuffled rewards has memorised the queries; only the held-out gap predicts the reward of new queries.
 ///
-/// --data is a directory with routing.safetensors (tensors query [n, d] and expected_reward [n, M]; optionally
-/// candidate_offsets, candidate_reward and candidate_similarity for the figure; metadata models, a JSON array of names)
-/// and optionally queries.tsv (id, tab, text, and optionally tab, category; without categories, what ids have before
-/// their first -). Categories of 30 queries and more get a row of their own.
+/// --data is a directory with routing.safetensors (tensors query [n, d] and expected_reward [n, M]; metadata models, a JSON
+/// array of names; optionally candidate_offsets, candidate_reward and candidate_similarity for the figure), and optionally
+/// queries.tsv (columns id, text, and optionally category, separated by tabs; without the category, the part of the id
+/// before the first - is used). Categories of at least 30 queries get their own row.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Data set: a directory, or a safetensors file
+    /// Data set: a directory with routing.safetensors, or the file itself
     #[arg(long, value_name = "DIR|FILE")]
     data: PathBuf,
-    /// Rank of the log-quadratic class [default: 16, or the dimension if that is less]
+    /// Rank of the log-quadratic class [default: 16, or the dimension if smaller]
     #[arg(long, value_name = "K", value_parser = positive)]
     rank: Option<usize>,
-    /// Folds of the cross-validation
+    /// Number of cross-validation folds, 2 to 100
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(2..=100))]
     folds: u64,
-    /// Seed of folds, shuffling and starting points
+    /// Seed of folds, shuffling and initialisation
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Two models to compare in the figure, by name or number from 1 [default: those that miss most of each other's]
+    /// Two models to compare in the figure, by name or number from 1 [default: the pair that differs most]
     #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1..)]
     models: Vec<String>,
-    /// What counts as found in the figure: rank K or better [default: a quarter of a query's candidates]
+    /// Items up to rank K count as found in the figure [default: a quarter of a query's candidates]
     #[arg(long, value_name = "K", value_parser = positive)]
     top: Option<usize>,
-    /// Directory for an HTML report, with the figure
+    /// Write an HTML report with the figure to this directory
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
-    /// Directory for the charts of the report as PNG
+    /// Write the charts of the report to this directory, as PNG
     #[arg(long, value_name = "DIR")]
     png: Option<PathBuf>,
-    /// File for the table as comma-separated values
+    /// Write the table to this file, as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
@@ -74,10 +74,10 @@ const EXAMPLES: &str = "Examples:
   pointsman gap --data routing.safetensors --rank 4 --folds 10 --seed 2
   pointsman gap --data dbpedia-entity --json | jq '.rows[0].log_quadratic'
 
-Work grows with queries x dimension x models x rank. A few hundred queries take seconds, 20,000 of dimension 768 a few
-minutes; for more, begin with --folds 2 --rank 4.";
+Time grows with queries x dimension x models x rank. A few hundred queries take seconds, 20,000 of dimension 768 a few \
+minutes; for larger data sets start with --folds 2 --rank 4.";
 
-/// Smaller categories get no row: cross-validation on them is chance.
+/// Smaller categories get no row: cross-validation on them would be noise.
 const CATEGORY_MIN: usize = 30;
 
 /// Runs the command.
@@ -124,12 +124,12 @@ fn measure(study: &Study) -> Vec<Row> {
     study.rows(&outcomes)
 }
 
-/// What is asked of the data set.
+/// What to measure.
 struct Setting {
     study: Study,
     rank: usize,
     folds: usize,
-    /// Categories without a row, and how many queries they have.
+    /// Categories without a row, and their number of queries.
     left_out: Vec<(String, usize)>,
 }
 
@@ -138,14 +138,14 @@ impl Setting {
         let (n, models, folds) = (data.len(), data.models.len(), args.folds as usize);
         let rank = args.rank.unwrap_or(16.min(data.dim));
         if models < 2 {
-            return Err(anyhow!("{} has one model: nothing to route", args.data.display()));
+            return Err(anyhow!("{} has only one model: there is nothing to route", args.data.display()));
         }
         if rank > data.dim {
-            return Err(anyhow!("--rank {rank}: queries have dimension {}, no matrix has a higher rank", data.dim));
+            return Err(anyhow!("--rank {rank} exceeds the dimension {} of the queries: lower the rank", data.dim));
         }
         if n < 10 || n < 2 * folds {
             let least = 10.max(2 * folds);
-            return Err(anyhow!("--folds {folds} needs {least} queries, {} has {n}", args.data.display()));
+            return Err(anyhow!("--folds {folds} needs at least {least} queries, but {} has {n}", args.data.display()));
         }
         let whole = Problem::new(data.dim, models, data.queries.clone(), data.expected_rewards.clone());
         let categories = data.categories();
@@ -162,9 +162,9 @@ impl Setting {
 
     fn introduction(&self, data: &Dataset) -> String {
         format!(
-            "{} queries of dimension {}, {} models. Gap to the best model of every query, lower is better:\n\
+            "{} queries of dimension {}, {} models. Gap to the best model of each query, lower is better:\n\
              in sample, on held-out queries ({} folds), and in sample with rewards shuffled across queries.\n\
-             Linear: pi ~ exp(theta_m . q). Quadratic: pi ~ exp(q'W_m q), W_m of rank {} at most.",
+             Linear: pi ~ exp(theta_m . q). Quadratic: pi ~ exp(q'W_m q), rank of W_m at most {}.",
             data.len(),
             data.dim,
             data.models.len(),
@@ -203,7 +203,7 @@ impl Setting {
         if self.left_out.len() > SHOWN {
             names.push(format!("{} more", self.left_out.len() - SHOWN));
         }
-        (!names.is_empty()).then(|| format!("too few queries for a row of their own: {}", names.join(", ")))
+        (!names.is_empty()).then(|| format!("categories with too few queries for their own row: {}", names.join(", ")))
     }
 }
 
@@ -234,7 +234,7 @@ fn csv(rows: &[Row]) -> String {
     std::iter::once(format!("category,queries,{head}\n")).chain(rows.iter().map(line)).collect()
 }
 
-/// Shares of the best constant model's gap that the classes close, and what they gain on held-out queries.
+/// Shares of the best constant model's gap that the classes close, and their gains on held-out queries.
 fn shares(rows: &[Row]) -> Table {
     let percent = |share: f64| format!("{:.1}%", (1000.0 * share).round() / 10.0 + 0.0);
     let line = |row: &Row, name: &str, gaps: &Gaps| {
@@ -248,7 +248,7 @@ fn shares(rows: &[Row]) -> Table {
         columns: [Column::left("queries"), Column::left("class")].into_iter().chain(right.map(Column::right)).collect(),
         rows: rows.iter().flat_map(lines).collect(),
         note: Some(
-            "held-out gain: mean reward beyond that of the best constant model, ± its standard error over queries"
+            "held-out gain: mean reward minus that of the best constant model, ± standard error over queries"
                 .to_owned(),
         ),
     }
@@ -259,7 +259,7 @@ struct Figure {
     names: [String; 2],
     top: usize,
     items: Vec<Item>,
-    /// The query that shows best what each model misses, with its words.
+    /// The query that shows the difference best, with its text.
     example: Option<(usize, String)>,
 }
 
@@ -269,7 +269,9 @@ impl Figure {
         let asked = pair(&args.models, data)?;
         let Some(candidates) = &data.candidates else {
             return match asked {
-                Some(_) => Err(anyhow!("--models is for the figure, which needs candidates: the data set has none")),
+                Some(_) => Err(anyhow!(
+                    "--models selects the models of the figure, but the data set has no candidates to draw it from"
+                )),
                 None => Ok(None),
             };
         };
@@ -292,8 +294,8 @@ impl Figure {
     fn summary(&self) -> String {
         let [first, second] = &self.names;
         format!(
-            "Of {} items with the highest label, {} are among the first {} of {first} alone, {} of {second} alone, {} of \
-             both, {} of neither.",
+            "Of {} items with the highest label, {} are in the top {} of {first} only, {} of {second} only, {} of both, \
+             and {} of neither.",
             self.items.iter().filter(|item| item.good).count(),
             self.count(Found::First),
             self.top,
@@ -313,8 +315,8 @@ impl Figure {
         let alone = |found: Found| move |item: &Item| item.good && item.found(top) == found;
         let [first, second] = &self.names;
         let mut clouds = vec![
-            cloud(format!("good, found by {first} alone"), Look::Bright, &alone(Found::First)),
-            cloud(format!("good, found by {second} alone"), Look::Bright, &alone(Found::Second)),
+            cloud(format!("good, found by {first} only"), Look::Bright, &alone(Found::First)),
+            cloud(format!("good, found by {second} only"), Look::Bright, &alone(Found::Second)),
             cloud("good, found by both or neither".to_owned(), Look::Grey, &|item| {
                 item.good && matches!(item.found(top), Found::Both | Found::Neither)
             }),
@@ -338,8 +340,8 @@ impl Figure {
         Section {
             heading: format!("{} against {}", self.names[0], self.names[1]),
             text: Some(format!(
-                "Where two models rank the same items; 1 is best. Found is what is among a model's first {} (dashed \
-                 lines), good what has the highest label; larger dots are more items. {}",
+                "Ranks of the same items by two models; 1 is best. Found: in the top {} of a model (dashed lines). Good: has \
+                 the highest label. Larger dots stand for more items. {}",
                 self.top,
                 self.summary()
             )),
@@ -360,21 +362,21 @@ impl Figure {
     }
 }
 
-/// The two models that were asked for.
+/// The two requested models.
 fn pair(asked: &[String], data: &Dataset) -> anyhow::Result<Option<[usize; 2]>> {
     let all = || data.models.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let find = |text: &String| {
         let named = data.models.iter().position(|name| name.as_str() == text);
         let numbered = || text.parse::<usize>().ok()?.checked_sub(1).filter(|&m| m < data.models.len());
-        named.or_else(numbered).ok_or_else(|| anyhow!("--models: there is no model {text}; there are {}", all()))
+        named.or_else(numbered).ok_or_else(|| anyhow!("--models: no model {text:?} in the data set; it has {}", all()))
     };
     match asked {
         [] => Ok(None),
         [first, second] => match (find(first)?, find(second)?) {
-            (first, second) if first == second => Err(anyhow!("--models: name two different models of {}", all())),
+            (first, second) if first == second => Err(anyhow!("--models: name two different models out of {}", all())),
             (first, second) => Ok(Some([first, second])),
         },
-        _ => Err(anyhow!("--models: name two of {}", all())),
+        _ => Err(anyhow!("--models: name exactly two models out of {}", all())),
     }
 }
 
@@ -391,18 +393,18 @@ fn page(args: &Args, data: &Dataset, setting: &Setting, rows: &[Row], figure: Op
         Section {
             heading: "Gap of each class".to_owned(),
             text: Some(format!(
-                "What the best policy of each class earns less than the best model of every query would; lower is better. \
-                 Constant: always the same model. Linear: pi ~ exp(theta_m . q). Quadratic: pi ~ exp(q'W_m q), W_m of \
-                 rank {} at most. The first three columns are in sample: optimised and measured on the same queries. \
-                 Held out: optimised on some queries and measured on others, by cross-validation in {} folds. Shuffled: in \
-                 sample, with the rewards shuffled across queries, so that there is nothing to learn.",
+                "Reward that the best policy of each class loses against always using the best model of each query; lower \
+                 is better. Constant: always the same model. Linear: pi ~ exp(theta_m . q). Quadratic: pi ~ exp(q'W_m q), \
+                 rank of W_m at most {}. The first three columns are in sample: optimised and measured on the same queries. \
+                 Held out: optimised on some queries and measured on others, by cross-validation with {} folds. Shuffled: \
+                 in sample with the rewards shuffled across queries, so that there is nothing to learn.",
                 setting.rank, setting.folds
             )),
             body: vec![Block::Table(setting.table(rows))],
         },
         Section {
             heading: "Share of the gap closed".to_owned(),
-            text: Some("0% is the best constant model, 100% the best model of every query.".to_owned()),
+            text: Some("0% is the best constant model, 100% is the best model of each query.".to_owned()),
             body: vec![Block::Table(shares(rows))],
         },
     ];

@@ -1,4 +1,4 @@
-//! `pointsman health`: does it answer?
+//! `pointsman health`: probes a running learner or router.
 
 use std::time::Duration;
 
@@ -9,18 +9,20 @@ use super::client::{self, Trust};
 use super::output::outln;
 use crate::config::Config;
 
-/// Ask a learner or router how it is: exit code 0 if it answers well, 1 if not
+/// Probe a running learner or router
 ///
-/// For containers and scripts that have no other HTTP client. /live tells that the process answers, /ready that it does
-/// its work: a router is ready when it has parameters (or --serve-uniform), a learner when it reads events. The probe sends
-/// no token and does not verify certificates: it may ask by an address that the certificate does not name.
+/// For containers and scripts without another HTTP client. /live reports that the process responds, /ready that it does its
+/// work: a router is ready when it has parameters (or with --serve-uniform), a learner when it reads events. The probe sends
+/// no token and does not verify certificates, because it may use an address that the certificate does not name.
+///
+/// Exit code 0: the endpoint answered with a success status. 1: it did not, or there was no answer. 2: invalid usage.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// What to ask; default: /live at http.listen, by https if http.tls is set
+    /// URL to probe [default: /live at http.listen, with https if http.tls is set]
     #[arg(long)]
     url: Option<String>,
-    /// How long to wait for the answer
+    /// Timeout in milliseconds
     #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
     timeout_ms: u64,
 }
@@ -37,7 +39,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         None => format!("{}/live", client::local(&config.http)),
     };
     let agent = client::agent(Duration::from_millis(args.timeout_ms), 1, Trust::Anyone);
-    let mut response = agent.get(&url).call().with_context(|| format!("{url} does not answer"))?;
+    let mut response = agent.get(&url).call().with_context(|| format!("no answer from {url}"))?;
     if response.status().is_success() {
         outln!("{url}: {}", response.status())?;
         return Ok(());

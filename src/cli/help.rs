@@ -1,4 +1,4 @@
-//! `pointsman completions` and `pointsman man`: help for shells and for `man`.
+//! `pointsman completions` and `pointsman man`: shell completions and manual pages.
 
 use std::path::{Path, PathBuf};
 
@@ -10,23 +10,31 @@ use clap_mangen::Man;
 use super::output::print_bytes;
 use super::{Cli, Failure};
 
-/// Print completions for a shell
-///
-/// For example, for bash: pointsman completions bash > /etc/bash_completion.d/pointsman; for zsh, into a directory of
-/// $fpath as _pointsman; for fish: pointsman completions fish > ~/.config/fish/completions/pointsman.fish.
+/// Print shell completions
 #[derive(Debug, clap::Args)]
+#[command(after_help = COMPLETIONS_EXAMPLES)]
 pub struct CompletionsArgs {
-    /// The shell
+    /// Shell to complete for
     shell: Shell,
 }
 
-/// Print the manual page, or write those of all commands
+const COMPLETIONS_EXAMPLES: &str = "Examples:
+  pointsman completions bash > /etc/bash_completion.d/pointsman
+  pointsman completions zsh > \"${fpath[1]}/_pointsman\"
+  pointsman completions fish > ~/.config/fish/completions/pointsman.fish";
+
+/// Print the manual page, or write the pages of all commands
 #[derive(Debug, clap::Args)]
+#[command(after_help = MAN_EXAMPLES)]
 pub struct ManArgs {
-    /// Directory for the pages of all commands, e.g. /usr/local/share/man/man1
+    /// Write the pages of all commands to this directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
+
+const MAN_EXAMPLES: &str = "Examples:
+  pointsman man | man -l -
+  pointsman man --out /usr/local/share/man/man1";
 
 /// Prints completions.
 pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
@@ -35,7 +43,7 @@ pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     Ok(print_bytes(&text)?)
 }
 
-/// Prints a page, or writes all.
+/// Prints the main page, or writes all pages.
 pub fn man(args: &ManArgs) -> Result<(), Failure> {
     let mut command = Cli::command();
     command.build();
@@ -55,6 +63,6 @@ fn page(command: Command, name: &str) -> anyhow::Result<Vec<u8>> {
     let mut text = Vec::new();
     let source = concat!("pointsman ", env!("CARGO_PKG_VERSION"));
     let page = Man::new(command).title(name.to_uppercase()).source(source);
-    page.render(&mut text).context("cannot make the manual page")?;
+    page.render(&mut text).context("cannot render the manual page")?;
     Ok(text)
 }

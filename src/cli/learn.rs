@@ -15,25 +15,26 @@ use crate::http::{Server, learner, raise_descriptor_limit};
 use crate::runner::follow::{Outcome, Run};
 use crate::telemetry::Status;
 
-/// Run the daemon: learn from events as they come, keep snapshots, publish parameters
+/// Run the daemon: learn from live events, take snapshots, publish parameters
 ///
-/// With transport.kind = "file" it follows queries/*.jsonl and rewards/*.jsonl under transport.file.dir, through rotation
-/// and compression; with "kafka" the topics of transport.kafka.topics. It goes on where its store says that it was. After
-/// every snapshot (the configuration says how often) it publishes the parameters: as files under params/, or to their
-/// topic. With transport.kafka.lanes = "partition" any number of instances with the same group share the work. Over HTTP
-/// (http.listen; empty: not at all) it answers /live, /ready, /metrics and /v1/status, and shows a page at /. SIGTERM or SIGINT
-/// ends it: it takes a last snapshot, publishes, and exits with 0.
+/// With transport.kind = "file" it follows queries/*.jsonl and rewards/*.jsonl under transport.file.dir, across rotation and
+/// compression; with "kafka" the topics of transport.kafka.topics. It resumes from the last snapshot in its store. After
+/// every snapshot ([snapshot] sets how often) it publishes the parameters, as files under params/ or to their topic. With
+/// transport.kafka.lanes = "partition", any number of instances with the same group share the work.
+///
+/// http.listen serves /live, /ready, /metrics, /v1/status and a status page at / (empty = no HTTP). On SIGTERM or SIGINT the
+/// daemon takes a last snapshot, publishes, and exits with 0. A crash or kill -9 at any time is safe.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Stop at the present end of the logs, after a last snapshot and publication; join windows stay open
+    /// Stop at the present end of the inputs, after a last snapshot and publication; join windows stay open
     #[arg(long)]
     once: bool,
-    /// With --once: print what it came to as one JSON object
+    /// With --once: print a summary as one JSON object
     #[arg(long, requires = "once")]
     json: bool,
-    /// Kafka: resume although messages were deleted before they were read, or a topic was recreated, and skip batches that
-    /// cannot be read (damaged, or too large once decompressed); each gap is recorded in the dead-letter topic
+    /// Kafka: continue despite lost messages (deleted before they were read, or a recreated topic), and skip batches that
+    /// cannot be read (damaged, or too large once decompressed); every gap is recorded in the dead-letter topic
     #[arg(long)]
     accept_gap: bool,
 }
@@ -42,7 +43,9 @@ const EXAMPLES: &str = "Examples:
   pointsman learn --config shop.toml
   pointsman learn --config shop.toml --set transport.file.dir=/var/log/shop --set store.dir=/var/lib/pointsman
   pointsman learn --config shop.toml --set transport.kind=kafka --set transport.kafka.brokers=broker:9092
-  pointsman learn --config shop.toml --once --json";
+  pointsman learn --config shop.toml --once --json
+
+Exit codes: 0 stopped by a signal or --once, 1 failed while running, 2 invalid usage or configuration.";
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
@@ -51,8 +54,11 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         config.http.check_listen().map_err(|e| Failure::Usage(e.into()))?;
     }
     raise_descriptor_limit();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().context("cannot start")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .context("cannot start the async runtime")?;
     let outcome = runtime.block_on(serve(args, config, settings))?;
     if let Some(outcome) = outcome.filter(|_| args.json) {
         outln!("{}", summary::json(&outcome.engines, outcome.out_of_order))?;
@@ -60,7 +66,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs the engine on a thread of its own until it is done or a signal comes.
+/// Runs the engine on its own thread until it finishes or a signal arrives.
 async fn serve(args: &Args, config: &Config, settings: Settings) -> anyhow::Result<Option<Outcome>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -69,9 +75,9 @@ async fn serve(args: &Args, config: &Config, settings: Settings) -> anyhow::Resu
     let listen = &config.http.listen;
     if !args.once && !listen.is_empty() {
         let server = Server::bind(&config.http, status.http()).await.with_context(|| {
-            format!("cannot listen on {listen} (http.listen; a router on the same machine needs another, \"\" is none)")
+            format!("cannot listen on {listen}: set http.listen to a free address, or to \"\" for no HTTP")
         })?;
-        tracing::info!(listen = server.url(), "answering over HTTP");
+        tracing::info!(listen = server.url(), "HTTP server started");
         tokio::spawn(learner::serve(server, status.clone(), std::future::pending()));
     }
     let (done, mut ended) = oneshot::channel();
@@ -84,9 +90,9 @@ async fn serve(args: &Args, config: &Config, settings: Settings) -> anyhow::Resu
     })?;
     loop {
         tokio::select! {
-            outcome = &mut ended => return outcome.unwrap_or_else(|_| Err(anyhow!("the engine panicked"))),
-            _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
-            _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
+            outcome = &mut ended => return outcome.unwrap_or_else(|_| Err(anyhow!("the engine thread panicked"))),
+            _ = terminate.recv() => tracing::info!("received SIGTERM, stopping"),
+            _ = interrupt.recv() => tracing::info!("received SIGINT, stopping"),
         }
         stop.store(true, Ordering::Relaxed);
     }

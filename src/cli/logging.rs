@@ -8,16 +8,16 @@ use tracing_subscriber::fmt::format::debug_fn;
 
 use crate::config::{LogConfig, LogFormat};
 
-/// Starts it. `RUST_LOG` says what is logged; without it what is worth knowing. Nothing if it has begun already.
+/// Starts logging. `RUST_LOG` sets the level, by default info. Does nothing if logging has started already.
 pub fn start(config: &LogConfig) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // Without internal errors: it would report them by eprintln!, which panics once standard error is closed.
+    // No internal errors: tracing reports them with eprintln!, which panics once standard error is closed.
     let log = log.log_internal_errors(false);
     let started = match config.format {
         LogFormat::Text => {
             let fields = debug_fn(|writer, field, value| match field.name() {
-                // Where an event came through the crate log: in its header already.
+                // Fields of events from the crate log; the header already has them.
                 name if name.starts_with("log.") => Ok(()),
                 "message" => write!(writer, "{}", escape(&format!("{value:?}"))),
                 name => write!(writer, "{name}={}", escape(&format!("{value:?}"))),
@@ -27,11 +27,11 @@ pub fn start(config: &LogConfig) {
         LogFormat::Json => log.json().flatten_event(true).try_init(),
     };
     if let Err(error) = started {
-        tracing::warn!(%error, "the log had begun already");
+        tracing::warn!(%error, "logging had already been started");
     }
 }
 
-/// Escapes what would end a line or steer a terminal: names and IDs come from outside, and must not forge log lines.
+/// Escapes line ends and terminal control characters: names and IDs are external input and must not forge log lines.
 pub fn escape(text: &str) -> String {
     let steers = |c: char| {
         c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -1,4 +1,4 @@
-//! The command line: one file a subcommand.
+//! The command line: one file per subcommand.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -43,6 +43,10 @@ use crate::fatal;
 use crate::report::{Page, Table, png};
 
 /// Learns online, from the events you already log, which embedding model should answer each query.
+///
+/// Routers log their decisions (query events) and what these earned (reward events). `pointsman learn` joins both from
+/// files or Kafka topics, learns a routing policy, and publishes small parameter files that any router can evaluate.
+/// `pointsman demo` shows the whole loop on simulated traffic in one process.
 #[derive(Debug, Parser)]
 #[command(name = "pointsman", version, max_term_width = 100, after_help = AFTER_HELP)]
 pub struct Cli {
@@ -52,18 +56,26 @@ pub struct Cli {
     command: Command,
 }
 
-const AFTER_HELP: &str = "Configuration: built-in defaults, then --config FILE, then the environment \
-(POINTSMAN__LEARNER__ETA=0.3), then --set learner.eta=0.3. config/default.toml documents every key.
+const AFTER_HELP: &str = "Examples:
+  pointsman demo
+  pointsman check-config --config shop.toml
+  pointsman replay --config shop.toml --queries queries.jsonl --rewards rewards.jsonl
+  pointsman learn --config shop.toml
 
-Exit codes: 0 done, 1 failed while running, 2 bad usage or configuration.";
+Configuration: built-in defaults, overridden by --config FILE, then by the environment \
+(POINTSMAN__LEARNER__ETA=0.3), then by --set learner.eta=0.3. config/default.toml documents every key.
+
+Logs go to standard error; RUST_LOG sets the level (default: info).
+
+Exit codes: 0 success, 1 failed while running, 2 invalid usage or configuration.";
 
 /// Options of every command.
 #[derive(Debug, Args)]
 struct Common {
-    /// Configuration file (TOML); without it the built-in defaults hold
+    /// Configuration file (TOML) [default: the built-in defaults]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Override one configuration key, e.g. --set learner.eta=0.3; may be repeated
+    /// Override a configuration key, e.g. --set learner.eta=0.3; can be repeated
     #[arg(long = "set", global = true, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }
@@ -92,14 +104,14 @@ enum Command {
 /// How a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The user asked for something that cannot be.
+    /// Invalid usage or configuration.
     Usage(anyhow::Error),
-    /// Something went wrong while running.
+    /// The command failed while running.
     Run(anyhow::Error),
 }
 
 impl Failure {
-    /// Prints it to standard error; the exit code. Line ends stay, since errors of TOML files show the lines.
+    /// Prints the error to standard error and returns the exit code. Keeps line ends: errors of TOML files span lines.
     pub fn report(&self) -> u8 {
         let (Self::Usage(error) | Self::Run(error)) = self;
         let text: Vec<String> = format!("pointsman: {error:#}").lines().map(logging::escape).collect();
@@ -118,13 +130,13 @@ impl Cli {
     /// Runs the command.
     pub fn run(self) -> Result<(), Failure> {
         let config = match self.command {
-            // Help is there whatever the configuration.
+            // Help must work with any configuration.
             Command::Completions(_) | Command::Man(_) => Config::default(),
             _ => settings::load(self.common.config.as_deref(), &self.common.set, variables()?)?,
         };
         logging::start(&config.log);
         fatal::make_panics_fatal();
-        // Manual pages and completions are for everybody.
+        // Manual pages and completions are readable by all users.
         if !matches!(self.command, Command::Completions(_) | Command::Man(_)) {
             crate::files::make_private();
         }
@@ -150,30 +162,30 @@ impl Cli {
     }
 }
 
-/// Our environment variables. One that is not text is an error: a token that is ignored would protect nothing.
+/// Our environment variables. Invalid UTF-8 is an error: a token that is ignored would protect nothing.
 fn variables() -> Result<Vec<(String, String)>, Failure> {
     let ours = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
     let ours = ours.filter(|(name, _)| name.starts_with(settings::PREFIX));
     let text = |(name, value): (String, std::ffi::OsString)| match value.into_string() {
         Ok(value) => Ok((name, value)),
-        Err(_) => Err(Failure::Usage(anyhow!("the environment variable {name} is not valid UTF-8"))),
+        Err(_) => Err(Failure::Usage(anyhow!("the value of the environment variable {name} is not valid UTF-8"))),
     };
     ours.map(text).collect()
 }
 
-/// Writes tables as comma-separated values, an empty line between them, if a file is named.
+/// Writes tables as CSV, separated by an empty line, if a file is given.
 fn write_csv(path: Option<&Path>, tables: &[&Table]) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
     let text = tables.iter().map(|table| table.csv()).collect::<Vec<_>>().join("\n");
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Writes a page into a directory, which is made if need be.
+/// Writes a page into a directory, which is created if missing.
 fn write_page(directory: &Path, name: &str, page: &Page) -> anyhow::Result<PathBuf> {
     write_into(directory, &format!("{name}.html"), page.render().as_bytes())
 }
 
-/// Writes every chart of a page as a picture of its own into a directory, if one is named: `demo-1-reward-over-time.png`.
+/// Writes each chart of a page as a PNG into a directory, if one is given: `demo-1-reward-over-time.png`.
 fn write_pngs(directory: Option<&Path>, name: &str, page: &Page) -> anyhow::Result<()> {
     let Some(directory) = directory else { return Ok(()) };
     for (i, (heading, chart)) in page.charts().enumerate() {
@@ -190,7 +202,7 @@ fn write_into(directory: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<Path
     Ok(path)
 }
 
-/// What is left of a heading in the name of a file: the first words, of plain letters and digits.
+/// A file name from a heading: its first words, in lowercase letters and digits.
 fn file_name(heading: &str) -> String {
     let words = heading.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.take(8).map(|word| word.to_lowercase().chars().take(16).collect()).collect::<Vec<String>>().join("-")

@@ -1,7 +1,7 @@
-//! Standard output and standard error, where the reader may be gone.
+//! Standard output and standard error that tolerate a closed pipe.
 //!
-//! `println!` panics when a pipe is closed. A reader that has closed it (`pointsman check-config | head -1`) has what it
-//! wanted, so that is not a failure; a full disk behind a redirection is.
+//! `println!` panics when a pipe is closed. A reader that closes it (`pointsman check-config | head -1`) has read what it
+//! wanted, so that is not an error; a full disk behind a redirection is.
 
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
@@ -13,7 +13,7 @@ macro_rules! outln {
     ($($arguments:tt)*) => { $crate::cli::output::print(format_args!("{}\n", format_args!($($arguments)*))) };
 }
 
-/// The same without the end of the line.
+/// Like [`outln!`], without the line end.
 macro_rules! out {
     ($($arguments:tt)*) => { $crate::cli::output::print(format_args!($($arguments)*)) };
 }
@@ -34,7 +34,7 @@ pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a line to standard error. Where that is closed, the line is dropped.
+/// Prints a line to standard error; drops it if that is closed.
 pub fn report(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }

@@ -1,5 +1,5 @@
-//! Policies that are judged on the same log: what was logged, parameters as they are, algorithms that learn as they go,
-//! uniform, and every model alone.
+//! Policies evaluated on the same log: the logged policy, fixed parameters, algorithms that learn as they go, uniform, and
+//! every single model.
 
 use anyhow::anyhow;
 
@@ -10,11 +10,11 @@ use crate::event::{Example, Name};
 use crate::learner::Trainer;
 use crate::router::{Params, uniform};
 
-/// All that are judged, and what predicts rewards for the doubly robust estimate.
+/// The evaluated policies, and the reward predictor of the doubly robust estimate.
 pub struct Panel {
     models: Vec<Name>,
     members: Vec<Member>,
-    /// Names of the models alone.
+    /// Names of the constant policies.
     alone: Vec<String>,
     predictor: Trainer,
     judge: Judge,
@@ -33,18 +33,18 @@ enum Judged {
     Uniform,
 }
 
-/// One policy, judged.
+/// One evaluated policy.
 pub struct Row<'a> {
-    /// What it is called.
+    /// Its name.
     pub name: &'a str,
-    /// What it would have earned.
+    /// Estimate of its value.
     pub estimate: &'a Estimate,
     /// Whether it always plays one model.
     pub is_constant: bool,
 }
 
 impl Panel {
-    /// Judges these, besides what is always judged, on events of a space of this spec.
+    /// Evaluates these policies and the standard ones, on events of a space with this spec.
     pub fn new(
         spec: &Spec,
         params: Vec<(String, Params)>,
@@ -52,10 +52,14 @@ impl Panel {
         window: u64,
     ) -> anyhow::Result<Self> {
         let models = spec.models.clone();
-        let mut members = vec![Member { name: "what was logged".to_owned(), policy: Judged::Logged }];
+        let mut members = vec![Member { name: "logged policy".to_owned(), policy: Judged::Logged }];
         for (name, params) in params {
             if params.dim != spec.dim {
-                return Err(anyhow!("{name} is for queries of dimension {}, the log's have {}", params.dim, spec.dim));
+                return Err(anyhow!(
+                    "{name} has dim = {}, but learner.dim = {}: use the configuration that the parameters were learned with",
+                    params.dim,
+                    spec.dim
+                ));
             }
             let places = models.iter().map(|model| params.models.iter().position(|other| other == model)).collect();
             members.push(Member { name, policy: Judged::Params { params, places } });
@@ -71,7 +75,7 @@ impl Panel {
         Ok(Self { models, members, alone, predictor: Trainer::new(predictor.check()?), judge, curve: Curve::default() })
     }
 
-    /// Judges an example under the policies of this moment, then lets those learn from it that do.
+    /// Evaluates an example under the current policies, then lets the learners learn from it.
     pub fn see(&mut self, example: &Example, alpha: f64) -> anyhow::Result<()> {
         let predicted = self.predictor.predicted_rewards(example.query())?;
         let mut played = Vec::with_capacity(self.members.len());
@@ -101,36 +105,36 @@ impl Panel {
         self.rows_of(self.judge.all())
     }
 
-    /// Over the latest ones, whose estimates these are.
+    /// Over the most recent examples, with these estimates.
     pub fn rows_of<'a>(&'a self, estimates: &'a [Estimate]) -> Vec<Row<'a>> {
         let members = self.members.iter().map(|member| (&member.name, false));
         let names = members.chain(self.alone.iter().map(|name| (name, true)));
         names.zip(estimates).map(|((name, is_constant), estimate)| Row { name, estimate, is_constant }).collect()
     }
 
-    /// Estimates over the latest examples, and how many these are.
+    /// Estimates over the most recent examples, and the number of these.
     pub fn latest(&self) -> (Vec<Estimate>, u64) {
         self.judge.latest()
     }
 
-    /// How probable it may be that a range over the latest examples is wrong.
+    /// Error probability of the ranges over the most recent examples.
     pub fn latest_alpha(&self, alpha: f64) -> f64 {
         self.judge.latest_alpha(alpha)
     }
 
-    /// Examples judged.
+    /// Number of examples evaluated.
     pub fn examples(&self) -> u64 {
         self.judge.events()
     }
 
-    /// How the lift of what was logged went.
+    /// The lift of the logged policy over time.
     pub fn curve(&self) -> &[(u64, Range)] {
         &self.curve.points
     }
 }
 
 impl Judged {
-    /// What it would have drawn from.
+    /// The distribution that it would have sampled from.
     fn play(&self, example: &Example, models: usize) -> anyhow::Result<Vec<f64>> {
         Ok(match self {
             Self::Logged => example.propensities().to_vec(),
@@ -144,7 +148,7 @@ impl Judged {
     }
 }
 
-/// The lift of the first policy after so many examples, in at most twice [`POINTS`] points.
+/// The lift of the first policy by number of examples, in at most twice [`POINTS`] points.
 #[derive(Default)]
 struct Curve {
     stride: u64,

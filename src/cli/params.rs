@@ -1,4 +1,4 @@
-//! `pointsman params`: what a parameters file says, and how it routes a query.
+//! `pointsman params`: decodes parameters and scores a query with them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,15 +20,20 @@ use crate::transport::kafka::params::ParamsTopic;
 use crate::wire::events::{Bad, vector};
 use crate::wire::params::decode;
 
-/// Look into routing parameters: what they hold, and how they route a query
+/// Inspect routing parameters, and score a query with them
 ///
-/// Parameters are all that a stateless router needs: a score function a model, and how scores become probabilities. They
-/// are one safetensors file a space.
+/// Parameters are everything that a stateless router needs: one score function per model, and how scores become
+/// probabilities. Each space has one safetensors file.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
 }
+
+const EXAMPLES: &str = "Examples:
+  pointsman params show data/log/params/default.safetensors
+  echo '[0.12, -0.03]' | pointsman params score --params default.safetensors --query -";
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
@@ -36,25 +41,28 @@ enum Command {
     Score(Score),
 }
 
-/// Show what a parameters file, or the parameters topic, holds: its version, how it samples, each model's spectrum
+/// Show a parameter file or the parameters topic: version, sampling, and the spectrum of each model
 ///
-/// Of several files of a space the highest (epoch, version, revision) is the newest: the version counts learned examples,
-/// the revision publications at one version, and the epoch grows when history forks. A model scores a query q, of length
-/// 1, by bias + linear . q + q'Wq. Of W are shown: its rank (eigenvalues kept that are not 0), the largest and smallest
-/// eigenvalue kept (they and 0 bound what q'Wq can come to), and the nuclear norm, the sum of their magnitudes.
+/// The newest parameters of a space have the highest (epoch, version, revision). The version counts learned examples, the
+/// revision counts publications at one version, and the epoch increases when history forks (rollback, import, rebuilt
+/// store).
+///
+/// A model scores a normalised query q by bias + linear . q + q'Wq. The table shows of W the rank (number of nonzero
+/// eigenvalues), the largest and smallest eigenvalue (together with 0 they bound q'Wq), and the nuclear norm (the sum of
+/// their absolute values).
 #[derive(Debug, clap::Args)]
 #[command(after_help = SHOW_EXAMPLES)]
 struct Show {
-    /// Parameters file (safetensors)
+    /// Parameter file (safetensors)
     #[arg(value_name = "FILE", required_unless_present = "topic")]
     file: Option<PathBuf>,
-    /// The newest of a space on the Kafka topic (transport.kafka.topics.params) instead of a file
+    /// Read the newest parameters from the Kafka topic (transport.kafka.topics.params) instead of a file
     #[arg(long, conflicts_with = "file")]
     topic: bool,
-    /// With --topic: which space
+    /// With --topic: the space
     #[arg(long, default_value = "default", conflicts_with = "file")]
     space: String,
-    /// File for the tables as comma-separated values
+    /// Write the tables to this file, as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Print one JSON object instead of the tables
@@ -67,19 +75,20 @@ const SHOW_EXAMPLES: &str = "Examples:
   pointsman params show data/log/params/default.safetensors --json | jq .version
   pointsman params show --config shop.toml --topic --space shop";
 
-/// Score one query, and print the distribution that its model is drawn from, as one JSON object
+/// Score one query and print the distribution that its model is drawn from, as one JSON object
 ///
-/// The query file holds one JSON value: an array of numbers, a base64 string of little-endian f32, or a whole query
-/// event, of which the field `query` is taken (or what events.fields.query says). The query need not be normalised.
-/// Printed are `scores` and `propensities` by model, and `policy`, the distribution before the exploration floor was mixed
-/// in, where it differs.
+/// The query file holds one JSON value: an array of numbers, a base64 string of little-endian f32, or a whole query event,
+/// whose field `query` is used (or the field named by events.fields.query). The query does not have to be normalised.
+///
+/// The output has `scores` and `propensities` by model, and `policy`, the distribution before the exploration floor was
+/// mixed in, if it differs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = SCORE_EXAMPLES)]
 struct Score {
-    /// Parameters file (safetensors)
+    /// Parameter file (safetensors)
     #[arg(long, value_name = "FILE")]
     params: PathBuf,
-    /// Query file (JSON); - is standard input
+    /// Query file (JSON); - = standard input
     #[arg(long, value_name = "FILE")]
     query: PathBuf,
 }
@@ -88,7 +97,7 @@ const SCORE_EXAMPLES: &str = "Examples:
   echo '[0.12, -0.03]' | pointsman params score --params default.safetensors --query -
   head -n 1 queries.jsonl | pointsman params score --params default.safetensors --query -
 
-The second asks how these parameters would route the first query of a log. It prints, say:
+The second command shows how these parameters route the first query of a log. Example output:
   {\"space\":\"default\",\"params_version\":12,\"scores\":{\"bge\":1.5,\"minilm\":0.1},\"propensities\":{\"bge\":0.8,\"minilm\":0.2}}";
 
 /// Runs the command.
@@ -128,10 +137,11 @@ fn newest(config: &Config, space: &str) -> anyhow::Result<Params> {
     match all.iter().position(|params| params.space.as_str() == space) {
         Some(i) => Ok(all.swap_remove(i)),
         None => {
-            let there: Vec<&str> = all.iter().map(|params| params.space.as_str()).collect();
-            let there = if there.is_empty() { "none".to_owned() } else { format!("those of {}", there.join(", ")) };
+            let spaces: Vec<&str> = all.iter().map(|params| params.space.as_str()).collect();
+            let spaces =
+                if spaces.is_empty() { "it is empty".to_owned() } else { format!("it has {}", spaces.join(", ")) };
             let topic = &config.transport.kafka.topics.params;
-            Err(anyhow!("there are no parameters of space {space} on topic {topic}; there are {there}"))
+            Err(anyhow!("no parameters of space {space} on topic {topic}: {spaces}"))
         }
     }
 }
@@ -143,9 +153,9 @@ fn score(args: &Score, events: &EventsSpec) -> anyhow::Result<()> {
         _ => args.query.display().to_string(),
     };
     let bytes = read_query(&args.query, events).with_context(|| format!("cannot read {source}"))?;
-    let components = components(&bytes, events).with_context(|| format!("no query in {source}"))?;
+    let components = components(&bytes, events).with_context(|| format!("{source} contains no valid query"))?;
     let scored = Scored::new(&params, &components).with_context(|| {
-        format!("{source} does not fit the parameters of space {} in {}", params.space, args.params.display())
+        format!("{source} does not match the parameters of space {} in {}", params.space, args.params.display())
     })?;
     outln!("{}", serde_json::to_string(&scored).context("cannot print the scores")?)?;
     Ok(())
@@ -153,11 +163,11 @@ fn score(args: &Score, events: &EventsSpec) -> anyhow::Result<()> {
 
 fn read_params(path: &Path) -> anyhow::Result<Params> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    // Said in one go: the error's text already has that of its source.
-    decode(&bytes).map_err(|error| anyhow!("no routing parameters in {}: {error}", path.display()))
+    // As one message: the error already includes the text of its source.
+    decode(&bytes).map_err(|error| anyhow!("{} is not a valid parameter file: {error}", path.display()))
 }
 
-/// The query file, and no more of it than shows that it is too large.
+/// Reads the query file, at most one byte beyond the limit.
 fn read_query(path: &Path, events: &EventsSpec) -> io::Result<Vec<u8>> {
     let source: Box<dyn Read> =
         if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
@@ -168,7 +178,7 @@ fn read_query(path: &Path, events: &EventsSpec) -> io::Result<Vec<u8>> {
 
 fn components(bytes: &[u8], events: &EventsSpec) -> anyhow::Result<Vec<f32>> {
     if bytes.len() > events.bytes_max {
-        return Err(anyhow!("it has more bytes than events.bytes_max = {}", events.bytes_max));
+        return Err(anyhow!("larger than events.bytes_max = {} bytes", events.bytes_max));
     }
     let value: Value = serde_json::from_slice(bytes).context(
         "expected one JSON value: an array of numbers, a base64 string of little-endian f32, or one query event",
@@ -252,7 +262,7 @@ impl Shown {
             Sampling::InverseGap { gap } => ("inverse_gap", Some(gap)),
         };
         let floor = &policy.floor_distribution;
-        // Whoever wrote the file may have rounded.
+        // Tolerates rounding by other writers.
         let is_uniform = floor.iter().zip(uniform(floor.len())).all(|(p, u)| (p - u).abs() < 1e-9);
         let by_model = || params.models.iter().cloned().zip(floor.iter().copied()).collect();
         Self {
@@ -275,7 +285,7 @@ impl Shown {
     fn facts(&self, source: String) -> Table {
         let gap = self.inverse_gap.map(|gap| format!(", g = {gap}")).unwrap_or_default();
         let floor = match &self.floor_distribution {
-            Some(_) => format!("{}, shared out as below", self.floor),
+            Some(_) => format!("{}, distributed as below", self.floor),
             None => format!("{}, uniform", self.floor),
         };
         let facts = [
@@ -333,7 +343,7 @@ impl ShownModel {
     }
 }
 
-/// A number for a table: four decimals, but for what these would hide or stretch.
+/// Formats a number for a table: four decimals, or scientific notation for very small and very large ones.
 fn figure(x: f64) -> String {
     if x == 0.0 {
         "0".to_owned()
@@ -344,7 +354,7 @@ fn figure(x: f64) -> String {
     }
 }
 
-/// Milliseconds since 1970 as a date and time of day, by the Gregorian calendar.
+/// Formats milliseconds since 1970 as RFC 3339, in UTC.
 pub(super) fn utc(ms: u64) -> String {
     let (days, seconds) = (ms / 86_400_000, ms / 1000 % 86_400);
     // Years begin in March here, so that a leap day is the last of its year; 719468 days led from 0000-03-01 to 1970.

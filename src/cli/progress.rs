@@ -1,4 +1,4 @@
-//! Progress of long work, with its rate and the time that is left: a bar on a terminal, a line now and then elsewhere.
+//! Progress of long work with rate and remaining time: a bar on a terminal, periodic lines elsewhere.
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -10,13 +10,13 @@ use indicatif::{DecimalBytes, ProgressBar, ProgressState, ProgressStyle};
 use super::output::{self, outln};
 use crate::transport::lock;
 
-/// Lines printed over the whole work where there is no terminal, at least.
+/// Minimum number of lines over the whole work, without a terminal.
 const LINES: u64 = 10;
 
-/// What takes longer is told before it is done.
+/// Work that takes longer reports before it is done.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// So long nothing is told at most.
+/// Longest time without a line.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// What is counted.
@@ -43,7 +43,7 @@ pub struct Progress {
     what: String,
     unit: Unit,
     total: u64,
-    /// Whether the end of short work is told too, where there is no terminal.
+    /// Whether the end of short work is reported, without a terminal.
     tells_end: bool,
     done: AtomicU64,
     start: Instant,
@@ -51,12 +51,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts it, of work that is mostly short: nothing is told of it unless it is long.
+    /// Starts the progress of work that is usually short: reports only if it takes long.
     pub fn of_errand(what: &str, total: u64, unit: Unit) -> Self {
         Self { tells_end: false, ..Self::new(what, total, unit) }
     }
 
-    /// Starts it.
+    /// Starts the progress.
     pub fn new(what: &str, total: u64, unit: Unit) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let rate = move |state: &ProgressState, text: &mut dyn std::fmt::Write| {
@@ -75,7 +75,7 @@ impl Progress {
         Self { bar, what, unit, total, tells_end: true, done, start, told }
     }
 
-    /// `steps` more are done; `message` says how it goes and is asked for only when it is shown.
+    /// Adds completed steps. `message` describes the state and is called only when it is shown.
     pub fn advance(&self, steps: u64, message: impl FnOnce() -> String) {
         let done = self.done.fetch_add(steps, Ordering::Relaxed) + steps;
         match &self.bar {
@@ -88,7 +88,7 @@ impl Progress {
         }
     }
 
-    /// Prints a line of the result meanwhile.
+    /// Prints a line of the result without disturbing the bar.
     pub fn print(&self, line: &str) -> anyhow::Result<()> {
         match &self.bar {
             Some(bar) => bar.suspend(|| outln!("{line}")),
@@ -124,7 +124,7 @@ impl Progress {
     }
 }
 
-/// As people say it.
+/// Formats a duration for people.
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 100.0 => format!("{s:.0} s"),

@@ -1,4 +1,4 @@
-//! `pointsman repartition`: spaces follow their partitions when a topic has grown.
+//! `pointsman repartition`: moves spaces to their new lanes after partitions were added.
 
 use serde_json::json;
 
@@ -9,26 +9,29 @@ use crate::config::{Config, Lanes};
 use crate::runner::repartition::repartition;
 use crate::transport::kafka::cluster::Cluster;
 
-/// Move spaces to the lanes of their new partitions, after topics have grown (transport.kafka.lanes = "partition")
+/// Move spaces to their new lanes after partitions were added (transport.kafka.lanes = "partition")
 ///
-/// A space is where its key's partition is; with more partitions, most have another. In this order: stop what writes
-/// events; stop the fleet; `pointsman learn --once`, to read all that is there; add partitions to queries, to rewards and to
-/// snapshots, as many to each; `pointsman repartition`; start the fleet, then what writes events. The states of all lanes
-/// are held in memory meanwhile. It is done as a whole or not at all, and can be run again.
+/// A space belongs to the partition of its key; with more partitions, most spaces belong to another one. Steps: (1) stop the
+/// producers of events; (2) stop all learners; (3) run `pointsman learn --once` to read what is left; (4) add partitions to the
+/// topics queries, rewards and snapshots, the same number to each; (5) run `pointsman repartition`; (6) start the learners, then
+/// the producers.
+///
+/// The states of all lanes are held in memory during the move. The move is atomic and can be repeated.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Go on although there are messages that were not learned from: those of spaces that move become dead letters
+    /// Continue although some messages have not been learned: those of moving spaces become dead letters
     #[arg(long)]
     accept_gap: bool,
-    /// Print what was done as one JSON object
+    /// Print the result as one JSON object
     #[arg(long)]
     json: bool,
 }
 
 const EXAMPLES: &str = "Examples:
   pointsman learn --config shop.toml --once
-  kafka-topics.sh --bootstrap-server broker:9092 --alter --topic queries --partitions 24   (rewards, pointsman-snapshots too)
+  kafka-topics.sh --bootstrap-server broker:9092 --alter --topic queries --partitions 24
+  (the same for the topics rewards and pointsman-snapshots)
   pointsman repartition --config shop.toml";
 
 /// Runs the command.
@@ -36,7 +39,8 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     config.check().map_err(|e| Failure::Usage(e.into()))?;
     let kafka = &config.transport.kafka;
     if kafka.lanes != Lanes::Partition {
-        let problem = "transport.kafka.lanes = \"one\": all partitions are one lane, and may grow as they are";
+        let problem = "transport.kafka.lanes = \"one\": repartition applies to \"partition\" only; with one lane, partitions can \
+                       be added at any time";
         return Err(Failure::Usage(anyhow::anyhow!(problem)));
     }
     let cluster = Cluster::new(kafka).map_err(anyhow::Error::from)?;
@@ -55,7 +59,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         outln!("{}", json!(moved))?;
     } else {
         outln!(
-            "{} partitions, were {}: {} of {} spaces have moved",
+            "{} partitions (before: {}): moved {} of {} spaces",
             moved.now,
             moved.before,
             moved.moved,

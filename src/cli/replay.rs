@@ -1,4 +1,4 @@
-//! `pointsman replay`: historical logs through the learner.
+//! `pointsman replay`: learns from historical logs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,12 +31,14 @@ use crate::transport::kafka::positions;
 use crate::transport::params::Files;
 use crate::wire::events::Parser;
 
-/// Learn from historical logs: queries and rewards, joined in event time and applied in order
+/// Learn from historical logs, joined and applied in event-time order
 ///
-/// Files are JSON lines, plain, .gz or .zst; however many, they are merged by event time. The same logs and configuration
-/// give the same state, whatever the split into files, each in order to within join.reorder_ms. With --from-kafka the logs
-/// are the partitions of the topics of queries and rewards (transport.kafka), up to their present end or --until. At the
-/// end all join windows are closed and a partial batch is applied, unless --keep-open.
+/// Reads JSON lines files (.jsonl, .jsonl.gz, .jsonl.zst), merged by event time. The same logs and configuration give the same
+/// state, however the logs are split into files; each file must be in order to within join.reorder_ms. With --from-kafka it
+/// reads the Kafka topics of queries and rewards (transport.kafka), up to their present end or --until.
+///
+/// At the end it closes all join windows and applies a partial batch, unless --keep-open is given. It prints what happened to
+/// every event, and for each space whether routing pays.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -46,33 +48,33 @@ pub struct Args {
     /// Logs of reward events
     #[arg(long, required_unless_present = "from_kafka", num_args = 1.., value_name = "FILE")]
     rewards: Vec<PathBuf>,
-    /// Read the Kafka topics of queries and rewards instead of files; nothing is committed to the group
+    /// Read the Kafka topics of queries and rewards instead of files; commits no offsets
     #[arg(long, conflicts_with_all = ["queries", "rewards"])]
     from_kafka: bool,
-    /// Kafka: the first messages, by the time of their records (2026-01-31T12:00:00Z, or milliseconds since 1970), or
-    /// offset:123 in every partition; without it the oldest that are there, or where the store was left
+    /// Kafka: start at this record time (2026-01-31T12:00:00Z, or milliseconds since 1970), or at offset:123 in every
+    /// partition [default: the position in the store, otherwise the oldest message]
     #[arg(long, value_name = "T", conflicts_with_all = ["queries", "rewards"])]
     since: Option<Mark>,
-    /// Kafka: the first messages that are not read any more, likewise; without it all that are there now are read
+    /// Kafka: stop before this time or offset, in the same format [default: the present end of the topics]
     #[arg(long, value_name = "T", conflicts_with_all = ["queries", "rewards"])]
     until: Option<Mark>,
-    /// Keep snapshots in this store, and go on from them: a replay that was interrupted is resumed by the same command,
-    /// and `learn` goes on where a replay with --keep-open has ended
+    /// Keep snapshots in this store and resume from them: repeat the command to resume an interrupted replay, or run `learn`
+    /// to continue after a replay with --keep-open
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
-    /// Leave join windows and a partial batch open at the end
+    /// Leave join windows and a partial batch open at the end, to continue later
     #[arg(long)]
     keep_open: bool,
-    /// Where bad events are added, with their reason; made when the first one comes
+    /// Append rejected events to this file, with the reason; created when needed
     #[arg(long, value_name = "FILE", default_value = "pointsman-dead-letters.jsonl")]
     dead_letters: PathBuf,
-    /// Directory for an HTML report
+    /// Write an HTML report to this directory
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
-    /// Directory for the charts of the report as PNG
+    /// Write the charts of the report to this directory, as PNG
     #[arg(long, value_name = "DIR")]
     png: Option<PathBuf>,
-    /// File for the table as comma-separated values
+    /// Write the table to this file, as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
@@ -81,12 +83,14 @@ pub struct Args {
 }
 
 const EXAMPLES: &str = "Examples:
-  pointsman replay --config shop.toml --queries logs/queries-*.jsonl.zst --rewards logs/rewards-*.jsonl.zst --report out
+  pointsman replay --config shop.toml --queries logs/q-*.jsonl.zst --rewards logs/r-*.jsonl.zst --report out
   pointsman replay --config shop.toml --from-kafka --since 2026-01-01T00:00:00Z --report out
 
-To learn from all that is in the topics, and then go on live:
+To learn from the whole topics first and then continue live:
   pointsman replay --config shop.toml --from-kafka --store data/store --keep-open
-  pointsman learn --config shop.toml --set store.dir=data/store";
+  pointsman learn --config shop.toml --set store.dir=data/store
+
+Exit codes: 0 success, 1 failed while running, 2 invalid usage or configuration.";
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
@@ -142,14 +146,14 @@ fn replay_files(args: &Args, config: &Config, settings: &Settings, places: Place
     let (mut runner, state) = Runner::open(settings, &config.snapshot, places)?;
     let total = add_logs(&args.queries, &args.rewards, settings, &mut runner, &state, &bytes_read)?;
     runner.begin(state)?;
-    // Files that are complete are never waited for.
+    // Complete files never have to be waited for.
     drive(args, runner, (total, Unit::Bytes), |_| bytes_read.load(Ordering::Relaxed), || ())
 }
 
 fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Places) -> anyhow::Result<Outcome> {
     let kafka = &config.transport.kafka;
     if args.store.is_some() && kafka.lanes == Lanes::Partition {
-        return Err(anyhow!("--from-kafka --store makes one lane: it needs transport.kafka.lanes = \"one\""));
+        return Err(anyhow!("--from-kafka --store requires transport.kafka.lanes = \"one\": the store holds one lane"));
     }
     let cluster = Cluster::new(kafka)?;
     cluster.reach()?;
@@ -173,20 +177,22 @@ fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Plac
     drive(args, runner, (total, Unit::Of("messages")), |events| events, wait)
 }
 
-/// What is to be read of the topics: from where the store was left, if it was in the topics before.
+/// The ranges of the topics to read: from the positions in the store, if it has any.
 fn resolve(args: &Args, cluster: &Cluster, state: &MergeState) -> anyhow::Result<Vec<Stretch>> {
     if state.positions.is_empty() {
         let span = Span { since: args.since, until: args.until };
         return Ok(stretches(cluster, span, &[Side::Query, Side::Reward])?);
     }
     if args.since.is_some() {
-        return Err(anyhow!("the store goes on where it was left: leave out --since, or name another --store"));
+        return Err(anyhow!(
+            "--since conflicts with the positions in the store: omit --since to resume, or use another --store"
+        ));
     }
     let (places, _) = positions::resolve(cluster, state, None, false)?;
     Ok(ends(cluster, args.until, places)?)
 }
 
-/// Takes all events, then ends; `done` says how much of `total` is done after so many of them.
+/// Processes all events, then finishes; `done` maps a number of events to progress out of `total`.
 fn drive<S: Log>(
     args: &Args,
     mut runner: Runner<S>,
@@ -224,7 +230,7 @@ fn drive<S: Log>(
     Ok(Outcome { out_of_order: runner.merge.out_of_order(), engine: runner.engine, trends })
 }
 
-/// Adds all logs, each where it was left; returns their size.
+/// Adds all logs, each at its position in the state; returns their total size.
 pub fn add_logs(
     queries: &[PathBuf],
     rewards: &[PathBuf],
@@ -266,7 +272,7 @@ fn note(trends: &mut BTreeMap<Name, Trend>, applied: &[Applied]) {
     }
 }
 
-/// Rewards and traffic over the examples of a space, in at most twice [`TREND_BINS`] bins of equal length.
+/// Rewards and traffic of a space over its examples, in at most twice [`TREND_BINS`] bins of equal length.
 #[derive(Default)]
 struct Trend {
     bin_examples: u64,
@@ -297,7 +303,7 @@ impl Trend {
         }
     }
 
-    /// Examples until the end of each bin.
+    /// Number of examples at the end of each bin.
     fn ends(&self) -> Vec<f64> {
         self.bins
             .iter()
@@ -331,24 +337,24 @@ impl Bin {
     }
 }
 
-/// The most spaces that are shown one by one.
+/// Limit on the number of spaces shown individually.
 const SPACES_SHOWN: usize = 8;
 
 fn page(outcome: &Outcome) -> Page {
     let mut sections = vec![Section {
         heading: "Events".to_owned(),
-        text: Some("Every event ends in exactly one of these.".to_owned()),
+        text: Some("Every event is counted in exactly one of these rows.".to_owned()),
         body: vec![Block::Table(summary::table(&outcome.engine, outcome.out_of_order))],
     }];
     let spaces: Vec<SpaceView> = outcome.engine.spaces().collect();
     sections.extend(spaces.iter().take(SPACES_SHOWN).map(|view| space_section(view, outcome.trends.get(&view.name))));
     if spaces.len() > SPACES_SHOWN {
-        let text = format!("{} more spaces are not drawn; --json has their figures.", spaces.len() - SPACES_SHOWN);
+        let text = format!("{} more spaces are not shown here; --json lists all of them.", spaces.len() - SPACES_SHOWN);
         sections.push(Section { heading: "More spaces".to_owned(), text: Some(text), body: Vec::new() });
     }
     Page {
         title: "Pointsman replay".to_owned(),
-        lead: "What the logs came to, in the order of event time.".to_owned(),
+        lead: "What was learned from the logs, in event-time order.".to_owned(),
         facts: vec![("state digest".to_owned(), outcome.engine.digest())],
         sections,
     }

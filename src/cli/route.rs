@@ -24,28 +24,30 @@ use crate::transport::kafka::params::ParamsTopic;
 use crate::transport::writer::{EventWriter, FileWriter};
 use crate::wire::params;
 
-/// Run the router sidecar: answers over HTTP which model a query goes to, and logs the decision
+/// Run the router sidecar: chooses a model for each query over HTTP and logs the decision
 ///
-/// With transport.kind = "file" it reads the parameters under params/ in transport.file.dir, and again when they are
-/// replaced, and writes decisions to queries/ and rewards to rewards/ there, for `learn`; with "kafka" it does the same
-/// with the topics of transport.kafka.topics. Listens on http.listen (loopback unless configured). SIGTERM or
-/// SIGINT ends it, after open requests. A page at / shows how it goes.
+/// With transport.kind = "file" it reads the parameters from params/ in transport.file.dir, reloads them when they are
+/// replaced, and writes decisions to queries/ and rewards to rewards/, where `learn` reads them; with "kafka" it uses the
+/// topics of transport.kafka.topics. It listens on http.listen (by default on loopback) and serves a status page at /. On
+/// SIGTERM or SIGINT it finishes open requests and exits with 0.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Be ready before there are any parameters: route uniformly (or to router.fallback_model) until they come
+    /// Report ready without parameters: route uniformly (or to router.fallback_model) until some are published
     #[arg(long)]
     serve_uniform: bool,
 }
 
-const EXAMPLES: &str = "Example:
+const EXAMPLES: &str = "Examples:
   pointsman route --config shop.toml --serve-uniform &
   curl -s localhost:9464/v1/route --json '{\"query\": [0.1, 0.2, ...]}'
   curl -s localhost:9464/v1/rewards --json '{\"request_id\": \"...\", \"reward\": 1}'
 
-GET /openapi.json describes all paths.";
+GET /openapi.json describes all endpoints.
 
-/// How long open requests may take to end.
+Exit codes: 0 stopped by a signal, 1 failed while running, 2 invalid usage or configuration.";
+
+/// Time limit for open requests at shutdown.
 const DRAIN: Duration = Duration::from_secs(4);
 
 /// Runs the command.
@@ -54,7 +56,8 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     config.http.check_listen().map_err(|e| Failure::Usage(e.into()))?;
     raise_descriptor_limit();
     let key = DrawKey::new(config.router.key.0.as_bytes()).map_err(|e| Failure::Usage(e.into()))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the async runtime")?;
     Ok(runtime.block_on(serve(args, config, settings, Router::new(key)))?)
 }
 
@@ -68,13 +71,13 @@ async fn serve(args: &Args, config: &Config, settings: Settings, router: Router)
     let writer = Arc::new(writer);
     let listen = &config.http.listen;
     let server = Server::bind(&config.http, Arc::default()).await;
-    let server = server.with_context(|| format!("cannot listen on {listen} (http.listen)"))?;
-    tracing::info!(listen = server.url(), transport = %config.transport.kind, "routing");
+    let server = server.with_context(|| format!("cannot listen on {listen}: set http.listen to a free address"))?;
+    tracing::info!(listen = server.url(), transport = %config.transport.kind, "router started");
     let sidecar = Arc::new(Sidecar::new(config, settings.clone(), router, ready, writer.clone(), &server));
     let intake = Intake { sidecar: sidecar.clone(), settings };
     let fed = Arc::new(AtomicBool::new(true));
     let feeding = fed.clone();
-    // Reading and laying out parameters takes milliseconds: not on a thread that answers.
+    // Loading parameters takes milliseconds: not on a thread that serves requests.
     let (failed, mut failure) = tokio::sync::oneshot::channel();
     let feeder = std::thread::Builder::new().name("parameters".to_owned()).spawn(move || {
         if let Err(problem) = feed(&intake, &feeding) {
@@ -89,20 +92,20 @@ async fn serve(args: &Args, config: &Config, settings: Settings, router: Router)
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        tracing::info!("stopping");
+        tracing::info!("received a signal, stopping");
         let _ = stopping.send(());
     };
     let serving = sidecar.serve(server, stop);
     let served = tokio::select! {
         () = serving => Ok(()),
         () = async { let _ = stopped.await; tokio::time::sleep(DRAIN).await } => {
-            tracing::warn!("some requests did not end in time");
+            tracing::warn!("{} s after the signal some requests were still open, closing them", DRAIN.as_secs());
             Ok(())
         }
         Ok(problem) = &mut failure => Err(problem),
     };
     fed.store(false, Ordering::Relaxed);
-    // However it ends: what was accepted is delivered first.
+    // In every case: deliver accepted events first.
     let drained = tokio::task::spawn_blocking(move || {
         let _ = feeder.join();
         writer.drain()
@@ -110,34 +113,34 @@ async fn serve(args: &Args, config: &Config, settings: Settings, router: Router)
     drained.await?.and(served)
 }
 
-/// Brings parameters to the router until the flag is cleared.
+/// Feeds parameters to the router until the flag is cleared.
 type Feed = Box<dyn FnOnce(&Intake, &AtomicBool) -> anyhow::Result<()> + Send>;
 
-/// Where parameters enter: what is bad is logged, counted and skipped, the rest is offered to the router.
+/// Entry point of parameters: logs, counts and skips invalid ones, offers the others to the router.
 struct Intake {
     sidecar: Arc<Sidecar>,
     settings: Settings,
 }
 
 impl Intake {
-    /// Takes in the bytes read from a place; whether they are good parameters.
+    /// Decodes bytes read from a place; returns whether they are valid parameters.
     fn take(&self, place: &str, bytes: anyhow::Result<Vec<u8>>) -> bool {
         match bytes.and_then(|bytes| Ok(params::decode_for(&self.settings, &bytes)?)) {
             Ok(params) => {
                 let (space, version) = (params.space.to_string(), params.version);
                 let taken = self.sidecar.router.offer(params);
-                tracing::debug!(space, version, taken, "parameters");
+                tracing::debug!(space, version, taken, "parameters read");
                 true
             }
             Err(error) => {
-                tracing::error!(place, "parameters are rejected, the router keeps those it has: {error:#}");
+                tracing::error!(place, "rejected invalid parameters, keeping the current ones: {error:#}");
                 self.sidecar.params_rejected();
                 false
             }
         }
     }
 
-    /// Notes that the router has all the parameters that there are.
+    /// Records that the router has all published parameters.
     fn set_ready(&self, is_ready: bool) {
         self.sidecar.ready.fetch_or(is_ready, Ordering::Relaxed);
     }
@@ -175,7 +178,7 @@ fn topics(config: &Config, settings: &Settings) -> anyhow::Result<(EventWriter, 
             if let Some((place, bytes)) = topic.poll(Duration::from_millis(100)) {
                 found |= intake.take(&place, Ok(bytes));
             }
-            // An empty topic has no parameters to be ready with.
+            // An empty topic has no parameters to route by.
             intake.set_ready(found && topic.caught_up());
         }
         Ok(())
@@ -186,11 +189,11 @@ fn topics(config: &Config, settings: &Settings) -> anyhow::Result<(EventWriter, 
 /// Largest parameter file that is read.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// Looks for parameter files that are new or were replaced.
+/// Detects new and replaced parameter files.
 struct Watch {
     dir: PathBuf,
     seen: BTreeMap<PathBuf, (u64, u64, i64)>,
-    /// Whether it has found good parameters.
+    /// Whether valid parameters were found.
     found: bool,
 }
 
@@ -223,7 +226,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let file = crate::files::open(path).context("cannot read")?;
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).context("cannot read")?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(anyhow!("it has more than {FILE_BYTES_MAX} bytes"));
+        return Err(anyhow!("larger than the limit of {FILE_BYTES_MAX} bytes"));
     }
     Ok(bytes)
 }

@@ -1,8 +1,9 @@
-//! Where configuration comes from: built-in defaults, a file, the environment, the command line; later ones win.
+//! Sources of the configuration: built-in defaults, a file, the environment, the command line. Later ones override earlier
+//! ones.
 //!
-//! The environment and the command line give text. A key that takes a string takes the text verbatim, whatever it looks
-//! like: a password may well be valid TOML. Everything else is written as in TOML. Errors name the source and the key, and
-//! quote a value only where it cannot be a secret.
+//! The environment and the command line give text. A key that takes a string takes the text verbatim: a password may well
+//! be valid TOML. All other values are parsed as TOML. Errors name the source and the key, and quote a value only if it
+//! cannot be a secret.
 
 use std::path::Path;
 
@@ -11,15 +12,15 @@ use config::{ConfigError, Map, Source, ValueKind};
 use toml::{Table, Value};
 
 use super::Failure;
-use crate::config::Config;
+use crate::config::{Config, mistakes};
 
-/// What the names of our environment variables start with.
+/// Prefix of our environment variables.
 pub const PREFIX: &str = "POINTSMAN__";
 
-/// Settings of librdkafka. The client reads the files that they name.
+/// librdkafka settings. The client itself reads the files that they name.
 const CLIENT: &str = "transport.kafka.client";
 
-/// Loads the configuration. What is wrong with it is a usage error.
+/// Loads the configuration. An invalid one is a usage error.
 pub fn load(
     file: Option<&Path>,
     overrides: &[String],
@@ -50,8 +51,9 @@ fn collect(
     }
     for option in overrides {
         // Without "=" all of it may be a value.
-        let (key, text) =
-            option.split_once('=').ok_or_else(|| anyhow!("--set: write it as --set section.key=value"))?;
+        let (key, text) = option
+            .split_once('=')
+            .ok_or_else(|| anyhow!("--set takes SECTION.KEY=VALUE, for example --set learner.eta=0.3"))?;
         set(&mut layers.command_line.0, key.trim(), text)
             .and_then(|()| layers.parse())
             .with_context(|| format!("in --set {}", key.trim()))?;
@@ -59,7 +61,7 @@ fn collect(
     layers.parse()
 }
 
-/// The sources, the later ones over the earlier.
+/// The sources; later ones override earlier ones.
 #[derive(Default)]
 struct Layers {
     file: Layer,
@@ -67,7 +69,7 @@ struct Layers {
     command_line: Layer,
 }
 
-/// What one source says.
+/// The keys of one source.
 #[derive(Debug, Clone, Default)]
 struct Layer(Table);
 
@@ -106,7 +108,7 @@ fn read(path: &Path) -> anyhow::Result<Table> {
     })
 }
 
-/// Sets a key to what a text means for it.
+/// Sets a key from text.
 fn set(settings: &mut Table, key: &str, text: &str) -> anyhow::Result<()> {
     if let Some(secret) = key.strip_suffix(".file").filter(|key| is_masked(key) && !is_of_client(key)) {
         put(settings, secret, read_secret(secret, text)?);
@@ -116,7 +118,7 @@ fn set(settings: &mut Table, key: &str, text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a text means for a key: itself if the key takes a string, else what TOML makes of it.
+/// The value of a text: the text itself if the key takes a string, otherwise parsed as TOML.
 fn value(key: &str, text: &str) -> Value {
     let verbatim = Value::String(text.to_owned());
     if try_key(&type_key(key), verbatim.clone()).is_ok() {
@@ -126,7 +128,7 @@ fn value(key: &str, text: &str) -> Value {
     table.ok().and_then(|mut table| table.remove("value")).unwrap_or(verbatim)
 }
 
-/// The key that has the type of this one: a key of one space has that of the same key of `[learner]`.
+/// The key whose type a key has: a key of a space has the type of that key in `[learner]`.
 fn type_key(key: &str) -> String {
     match key.strip_prefix("spaces.").and_then(|rest| rest.split_once('.')) {
         Some((_, key)) => format!("learner.{key}"),
@@ -140,7 +142,7 @@ fn try_key(key: &str, value: Value) -> Result<Config, toml::de::Error> {
     table.try_into()
 }
 
-/// Puts a value at a key with dots; tables on the way are made.
+/// Puts a value at a dotted key and creates the tables on the way.
 fn put(table: &mut Table, key: &str, value: Value) {
     let Some((section, rest)) = key.split_once('.') else {
         table.insert(key.to_owned(), value);
@@ -155,7 +157,7 @@ fn put(table: &mut Table, key: &str, value: Value) {
     }
 }
 
-/// Replaces secrets that are written as `key = { file = "..." }`, which is `key.file = "..."`, by what the files hold.
+/// Replaces secrets written as `key = { file = "..." }`, which is `key.file = "..."`, by the content of the files.
 fn read_secrets(table: &mut Table, section: &str) -> anyhow::Result<()> {
     for (key, value) in table.iter_mut() {
         let key = if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
@@ -172,53 +174,56 @@ fn read_secrets(table: &mut Table, section: &str) -> anyhow::Result<()> {
 /// The content of a file, without the newline at its end.
 fn read_secret(key: &str, path: &str) -> anyhow::Result<Value> {
     // The path stays out of the error: it may be the secret itself, put there by mistake.
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the file that {key}.file names"))?;
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the file named by {key}.file"))?;
     let text = text.trim_end_matches(['\n', '\r']);
     if text.is_empty() {
-        return Err(anyhow!("the file that {key}.file names is empty"));
+        return Err(anyhow!("the file named by {key}.file is empty: write the secret to it"));
     }
     Ok(Value::String(text.to_owned()))
 }
 
 impl Layers {
-    /// What they say together. Checked after each source, so that the error can name the source.
+    /// Merges the sources. Called after each one, so that the error can name the source.
     fn parse(&self) -> anyhow::Result<Config> {
         let mut merged = config::Config::builder();
         for layer in [&self.file, &self.environment, &self.command_line] {
             merged = merged.add_source(layer.clone());
         }
-        // Read as TOML, which neither turns numbers into strings nor names Rust's types in its errors.
+        // Read as TOML, which does not turn numbers into strings.
         let merged: Table = merged.build()?.try_deserialize()?;
         serde_path_to_error::deserialize(Value::Table(merged)).map_err(|error| {
             let key = error.path().to_string();
             let problem = error.inner().message();
-            if is_unknown(problem) || !may_be_secret(&key) {
-                return anyhow!("{key}: {problem}");
+            let quotes = !may_be_secret(&key);
+            match permitted(&key).filter(|_| quotes && !mistakes::is_unknown_key(problem)) {
+                Some(permitted) => anyhow!("{}", mistakes::explain_choice(&key, problem, &permitted)),
+                None => anyhow!("{}", mistakes::explain(&key, problem, quotes)),
             }
-            anyhow!("{key}: the value has the wrong type")
         })
     }
+}
+
+/// The permitted values of a key that takes one of several.
+fn permitted(key: &str) -> Option<String> {
+    let error = try_key(key, Value::String(PROBE.to_owned())).err()?;
+    mistakes::permitted(error.message())
 }
 
 /// A value that no configuration has.
 const PROBE: &str = "pointsman-probe";
 
-/// Whether a key takes a string that the configuration masks when it is shown.
+/// Whether a key takes a string that is masked when the configuration is shown.
 fn is_masked(key: &str) -> bool {
     let config = try_key(key, Value::String(PROBE.to_owned()));
     config.is_ok_and(|config| serde_json::to_string(&config).is_ok_and(|shown| !shown.contains(PROBE)))
 }
 
-/// Whether the value of a key must not be quoted: it is masked, a whole section, or of a key that does not exist, which
-/// may be that of a secret, misspelt.
+/// Whether the value of a key must not be quoted: the key is masked, a whole section, or unknown, which may be a misspelt
+/// key of a secret.
 fn may_be_secret(key: &str) -> bool {
-    let unknown = |error: &toml::de::Error| is_unknown(error.message());
+    let unknown = |error: &toml::de::Error| mistakes::is_unknown_key(error.message());
     let is_section = || try_key(key, Value::Table(Table::new())).is_ok();
     is_masked(key) || is_section() || try_key(key, Value::String(PROBE.to_owned())).is_err_and(|error| unknown(&error))
-}
-
-fn is_unknown(problem: &str) -> bool {
-    problem.starts_with("unknown field")
 }
 
 fn is_of_client(key: &str) -> bool {
@@ -260,16 +265,62 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_their_place() {
+    fn mistakes_are_reported_with_their_source() {
         for (file, set, environment, expected) in [
-            (Some("[learner]\ntua = 1.0"), None, None, &["pointsman.toml", "tua", "tau"][..]),
+            (
+                Some("[learner]\ntua = 1.0"),
+                None,
+                None,
+                &["pointsman.toml", "unknown key learner.tua: did you mean learner.tau?"][..],
+            ),
             (Some("[learner"), None, None, &["pointsman.toml", "not valid TOML"][..]),
-            (Some("[learner]\nalgorithm = \"hgp\""), None, None, &["hgp", "hpg-parameter-free"][..]),
-            (None, Some("learner.tua=1"), None, &["--set learner.tua", "unknown field `tua`"][..]),
-            (None, Some("learner.eta"), None, &["--set section.key=value"][..]),
-            (None, Some("learner.eta=fast"), None, &["--set learner.eta", "\"fast\""][..]),
-            (None, None, Some(("POINTSMAN__LEARNER__DIM", "-1")), &["POINTSMAN__LEARNER__DIM", "-1"][..]),
-            (None, None, Some(("POINTSMAN__LEARNERS__DIM", "1")), &["POINTSMAN__LEARNERS__DIM", "learners"][..]),
+            (
+                Some("[learner]\nalgorithm = \"hgp\""),
+                None,
+                None,
+                &["learner.algorithm = \"hgp\": must be one of hpg, hpg-parameter-free, "][..],
+            ),
+            (
+                None,
+                Some("learner.tua=1"),
+                None,
+                &["--set learner.tua", "unknown key learner.tua: did you mean learner.tau?"][..],
+            ),
+            (None, Some("learner.eta"), None, &["--set takes SECTION.KEY=VALUE"][..]),
+            (
+                None,
+                Some("learner.eta=fast"),
+                None,
+                &["--set learner.eta", "learner.eta = \"fast\": must be a number"][..],
+            ),
+            (
+                None,
+                None,
+                Some(("POINTSMAN__LEARNER__DIM", "-1")),
+                &["POINTSMAN__LEARNER__DIM", "learner.dim = -1: must be a whole number, 0 or more"][..],
+            ),
+            (
+                None,
+                None,
+                Some(("POINTSMAN__LEARNERS__DIM", "1")),
+                &["POINTSMAN__LEARNERS__DIM", "unknown key learners: did you mean learner?"][..],
+            ),
+            (
+                None,
+                Some("learner.zzzzzz=1"),
+                None,
+                &["unknown key learner.zzzzzz: the keys here are dim, models, "][..],
+            ),
+            (Some("[transport]\nkind = 5"), None, None, &["transport.kind = 5: must be file or kafka"][..]),
+            (Some("[transport]\nkind = [5]"), None, None, &["transport.kind: must be file or kafka, not a list"][..]),
+            (
+                Some("[transport.kafka]\nstart = true"),
+                None,
+                None,
+                &["transport.kafka.start: must be earliest, latest, or"][..],
+            ),
+            (Some("[reward]\nrange = [1]"), None, None, &["reward.range"][..]),
+            (Some("[http]\nlisten = {}"), None, None, &["http.listen: must be a string, not a section"][..]),
         ] {
             let set: Vec<&str> = set.into_iter().collect();
             let environment: Vec<(&str, &str)> = environment.into_iter().collect();
@@ -322,7 +373,7 @@ mod tests {
             assert!(!error.contains(secret), "{error}");
         }
         let number = try_load(Some("[http]\ntoken = 12345678"), &[], &[]).unwrap_err();
-        assert!(format!("{number:#}").ends_with("http.token: the value has the wrong type"), "{number:#}");
+        assert!(format!("{number:#}").ends_with("http.token: must be a string"), "{number:#}");
     }
 
     #[test]
@@ -339,6 +390,6 @@ mod tests {
         assert_eq!(replaced.http.token.0, "other");
         std::fs::write(&path, "\n").unwrap();
         let empty = try_load(Some(&in_table), &[], &[]).unwrap_err();
-        assert!(format!("{empty:#}").contains("http.token.file names is empty"), "{empty:#}");
+        assert!(format!("{empty:#}").contains("the file named by http.token.file is empty"), "{empty:#}");
     }
 }

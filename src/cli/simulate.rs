@@ -1,4 +1,4 @@
-//! `pointsman simulate`: simulated traffic against a running router, measured against the truth.
+//! `pointsman simulate`: simulated traffic against a running router, measured against known expected rewards.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -23,44 +23,44 @@ use crate::simulate::history::{History, Summary};
 use crate::simulate::quantiles::Quantiles;
 use crate::simulate::traffic::{Ask, Earned, Task, Traffic, TrafficSpec};
 
-/// Send simulated traffic to a running router, and measure what it earns against the truth
+/// Send simulated traffic to a running router and measure the rewards it earns
 ///
-/// Queries of a simulated world go to POST /v1/route of a router sidecar (`pointsman route`). Each answer earns a reward
-/// of 0 or 1 with a probability that depends on query and model; it goes to POST /v1/rewards after a while, or is lost.
-/// With a `learn` that reads what the router writes, the loop is closed: watch the expected reward leave that of the best
-/// single model and climb towards the oracle, which knows the best model of every query. Dimension and models are those
-/// of the configuration (learner.dim, learner.models): use the router's.
+/// Sends simulated queries to POST /v1/route of a router sidecar (`pointsman route`). Each answer earns a reward of 0 or 1
+/// with a probability that depends on query and model; the reward goes to POST /v1/rewards after a delay, or is lost. With
+/// `pointsman learn` reading the router's events the loop is closed: the expected reward rises above that of the best single
+/// model, towards the oracle, which always uses the best model of each query. Use the router's configuration: learner.dim
+/// and learner.models must match.
 ///
-/// While the router is not reachable or not ready it waits and tries again. SIGINT or SIGTERM ends it, with the table.
-/// One seed is one world, with the same queries and the same luck; ids of requests are new in every run.
+/// If the router is unreachable or not ready, requests are retried with backoff. SIGINT or SIGTERM stops the simulation and
+/// prints the table. A seed determines models, queries and rewards; request ids are new in every run.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Address of the router, http:// or https://; default: http.listen, on this machine
+    /// URL of the router, http:// or https:// [default: http.listen, on this machine]
     #[arg(long, value_name = "URL")]
     to: Option<String>,
-    /// Requests a second; 0: as fast as they go
+    /// Requests per second; 0 = unlimited
     #[arg(long, default_value_t = 100.0, value_parser = rate)]
     rate: f64,
-    /// Number of requests; 0: until a signal comes
+    /// Number of requests; 0 = until a signal
     #[arg(long, default_value_t = 0)]
     requests: u64,
-    /// Mean time between an answer and its reward; single ones are exponential
+    /// Mean delay between answer and reward in milliseconds, exponentially distributed
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=86_400_000))]
     delay_ms: u64,
-    /// Share of rewards that never come
+    /// Share of rewards that are lost, 0 to 1
     #[arg(long, alias = "lost", default_value_t = 0.0, value_parser = share)]
     loss: f64,
-    /// Seed of the world, of the queries, of noise, losses and delays
+    /// Seed of models, queries, rewards, losses and delays
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Space that is asked for
+    /// Space of the requests
     #[arg(long, default_value = "default")]
     space: String,
-    /// Bearer token; default: http.token, which the environment can hold (POINTSMAN__HTTP__TOKEN)
+    /// Bearer token [default: http.token, e.g. from POINTSMAN__HTTP__TOKEN]
     #[arg(long)]
     token: Option<String>,
-    /// Most requests at a time
+    /// Number of concurrent connections, 1 to 1000
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
     connections: u16,
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub struct Args {
     /// Request at which the models change abruptly
     #[arg(long, value_name = "REQUEST")]
     switch_at: Option<u64>,
-    /// File for the table as comma-separated values
+    /// Write the table to this file, as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
@@ -82,20 +82,20 @@ const EXAMPLES: &str = "Examples:
   pointsman simulate --config shop.toml --to http://router:9464 --delay-ms 2000 --loss 0.1
   pointsman simulate --config shop.toml --switch-at 50000 --json
 
-Expected rewards are under the distribution that the router says it drew from. In the table, \"gap closed\" is 0% for \
-always using the single best model and 100% for knowing the best model of every query.";
+Expected rewards are computed under the propensities that the router returns. In the table, \"gap closed\" is 0% for always \
+using the best single model and 100% for always using the best model of each query.";
 
-/// How long an attempt may take.
+/// Time limit of an attempt.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time between two attempts, at first and at most.
+/// Pause between attempts: initial and longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Time between two lines where there is no terminal, and between two that tell of the same trouble.
+/// Time between two log lines without a terminal, and between two about the same problem.
 const LINES: Duration = Duration::from_secs(10);
-/// Time between two states of the line that moves on a terminal.
+/// Time between two updates of the progress line on a terminal.
 const MOVES: Duration = Duration::from_secs(1);
-/// Time between two looks at how it goes.
+/// Time between two checks of the state.
 const TICK: Duration = Duration::from_millis(200);
-/// How long open requests may take to end after a signal.
+/// Time limit for open requests after a signal.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Runs the command.
@@ -121,13 +121,14 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let simulation = Arc::new(Simulation {
         target: Target::new(agent, url, space, token),
         models: spec.models.clone(),
-        // The same id again would get the same answer: a run must not repeat those of another.
+        // A repeated id gets the remembered answer: runs must not share ids.
         run: format!("sim-{:012x}", rand::rng().random::<u64>() >> 16),
         state: Mutex::new(State::new(Traffic::new(args.world.draw(spec.dim, spec.models.len(), args.seed), traffic))),
         changed: Condvar::new(),
         start: Instant::now(),
     });
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the async runtime")?;
     runtime.block_on(watch(args, &simulation))?;
     let outcome = Outcome::of(&simulation);
     let table = outcome.table();
@@ -144,10 +145,10 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
 struct Simulation {
     target: Target,
     models: Vec<Name>,
-    /// What the ids of this run begin with.
+    /// Prefix of the request ids of this run.
     run: String,
     state: Mutex<State>,
-    /// There may be something to do, or nothing any more.
+    /// Signals new work, or the end.
     changed: Condvar,
     start: Instant,
 }
@@ -156,13 +157,13 @@ struct State {
     traffic: Traffic,
     stopped: bool,
     latencies: Quantiles,
-    /// When the last answer came.
+    /// When the last answer arrived.
     answered: Duration,
     errors: u64,
     rewards: u64,
     reward_sum: f64,
     params_version: u64,
-    /// Why there is no answer at the moment.
+    /// Why requests currently fail.
     trouble: Option<String>,
 }
 
@@ -196,7 +197,7 @@ impl Simulation {
         self.start.elapsed().as_micros() as u64
     }
 
-    /// What one connection does, to the end.
+    /// Runs one connection until all work is done.
     fn work(&self) -> anyhow::Result<()> {
         while let Some(job) = self.next() {
             match job {
@@ -207,7 +208,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Waits for something to do; none when all is done.
+    /// Waits for the next job; `None` when all work is done.
     fn next(&self) -> Option<Job> {
         let mut state = self.lock();
         loop {
@@ -262,21 +263,22 @@ impl Simulation {
         format!("{}-{number}", self.run)
     }
 
-    /// The model's index and all probabilities, in the order of the configuration.
+    /// The index of the model and all probabilities, in the order of the configuration.
     fn understand(&self, decided: &Decided) -> anyhow::Result<(usize, Vec<f64>)> {
         let index = |name: &str| self.models.iter().position(|model| model.as_str() == name);
         let unknown = decided.propensities.keys().find(|name| index(name).is_none());
         if let Some(name) = unknown {
             return Err(anyhow!(
-                "the router knows a model {name:?} that is not in learner.models: use its configuration"
+                "the router has a model {name:?} that is not in learner.models: use the router's configuration"
             ));
         }
-        let model = index(&decided.model).ok_or_else(|| anyhow!("{:?} has no propensity", decided.model))?;
+        let model = index(&decided.model)
+            .ok_or_else(|| anyhow!("invalid answer: no propensity for the chosen model {:?}", decided.model))?;
         let of = |name: &Name| decided.propensities.get(name.as_str()).copied().unwrap_or_default();
         Ok((model, self.models.iter().map(of).collect()))
     }
 
-    /// Tries until there is an answer, or it is stopped; how long the last attempt took.
+    /// Retries until there is an answer or the simulation stops; returns the duration of the last attempt.
     fn persist<T>(&self, attempt: impl Fn() -> Result<T, NoAnswer>) -> anyhow::Result<Option<(T, Duration)>> {
         let (mut pause, longest) = PAUSES;
         loop {
@@ -314,7 +316,7 @@ impl Simulation {
     }
 }
 
-/// Starts the connections and tells how it goes until they are done or a signal comes.
+/// Starts the connections and reports progress until they are done or a signal arrives.
 async fn watch(args: &Args, simulation: &Arc<Simulation>) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -330,7 +332,7 @@ async fn watch(args: &Args, simulation: &Arc<Simulation>) -> anyhow::Result<()> 
     // It ends when the last connection does.
     drop(failed);
     let mut teller = Teller::new(args.requests);
-    tracing::info!(to = simulation.target.url(), run = simulation.run, "simulating");
+    tracing::info!(to = simulation.target.url(), run = simulation.run, "simulation started");
     let mut ticks = tokio::time::interval(TICK);
     let mut deadline = None;
     let outcome = loop {
@@ -341,7 +343,7 @@ async fn watch(args: &Args, simulation: &Arc<Simulation>) -> anyhow::Result<()> 
             _ = interrupt.recv() => deadline = deadline.or(Some(Instant::now() + DRAIN)),
         }
         if deadline.is_some() && !simulation.lock().stopped {
-            teller.aside(|| tracing::info!("stopping"));
+            teller.aside(|| tracing::info!("received a signal, stopping"));
             simulation.stop();
         }
         if deadline.is_some_and(|deadline| Instant::now() > deadline) {
@@ -353,12 +355,12 @@ async fn watch(args: &Args, simulation: &Arc<Simulation>) -> anyhow::Result<()> 
     outcome
 }
 
-/// Tells how it goes: a line that moves on a terminal, a line now and then elsewhere.
+/// Reports progress: an updating line on a terminal, periodic log lines elsewhere.
 struct Teller {
     bar: Option<ProgressBar>,
     told: Instant,
     rounds: u64,
-    /// When trouble was told of that is not over.
+    /// When the current problem was last reported.
     trouble: Option<Instant>,
 }
 
@@ -376,7 +378,7 @@ impl Teller {
         Self { bar, told: Instant::now(), rounds: 0, trouble: None }
     }
 
-    /// Prints without being written over.
+    /// Prints without disturbing the progress line.
     fn aside(&self, print: impl FnOnce()) {
         match &self.bar {
             Some(bar) => bar.suspend(print),
@@ -415,11 +417,11 @@ impl Teller {
     fn tell_trouble(&mut self, trouble: Option<&str>, url: &str) {
         match (trouble, self.trouble) {
             (Some(why), told) if told.is_none_or(|told| told.elapsed() >= LINES) => {
-                self.aside(|| tracing::warn!("the router at {url} does not answer: {why}; trying again"));
+                self.aside(|| tracing::warn!("no answer from the router at {url}: {why}; retrying"));
                 self.trouble = Some(Instant::now());
             }
             (None, Some(_)) => {
-                self.aside(|| tracing::info!("the router at {url} answers"));
+                self.aside(|| tracing::info!("the router at {url} answers again"));
                 self.trouble = None;
             }
             _ => {}
@@ -433,7 +435,7 @@ impl Teller {
     }
 }
 
-/// Expected rewards of the last seconds, against the model that is best on the whole run.
+/// Expected rewards of the last seconds, against the best constant model of the whole run.
 struct Stretch(Summary);
 
 impl Stretch {
@@ -452,10 +454,10 @@ impl std::fmt::Display for Stretch {
     }
 }
 
-/// What it came to.
+/// Result of the simulation.
 struct Outcome {
     seconds: f64,
-    /// Until the last answer: rewards may come long after it.
+    /// Up to the last answer: rewards may be sent long after it.
     requests_per_s: Option<f64>,
     requests: u64,
     rewards: u64,
@@ -507,14 +509,14 @@ impl Outcome {
         let (gap, last_gap) = self.gaps();
         let rows = [
             ("requests".to_owned(), self.requests.to_string()),
-            ("requests a second".to_owned(), number(self.requests_per_s, 1)),
+            ("requests per second".to_owned(), number(self.requests_per_s, 1)),
             ("rewards sent".to_owned(), self.rewards.to_string()),
             ("rewards lost on purpose".to_owned(), self.lost.to_string()),
-            ("rewards not sent any more".to_owned(), self.unsent.to_string()),
+            ("rewards not sent before the end".to_owned(), self.unsent.to_string()),
             ("errors".to_owned(), self.errors.to_string()),
-            ("latency p50 in ms".to_owned(), number(self.p50_ms, 2)),
-            ("latency p99 in ms".to_owned(), number(self.p99_ms, 2)),
-            ("version of parameters".to_owned(), self.params_version.to_string()),
+            ("latency p50 (ms)".to_owned(), number(self.p50_ms, 2)),
+            ("latency p99 (ms)".to_owned(), number(self.p99_ms, 2)),
+            ("parameters version".to_owned(), self.params_version.to_string()),
             ("mean reward".to_owned(), number(self.mean_reward, 4)),
             ("expected reward".to_owned(), of_requests(self.all.policy, 4)),
             (format!("best constant model{best}"), of_requests(self.all.best_constant, 4)),

@@ -1,4 +1,4 @@
-//! `pointsman snapshots`: what is in a store.
+//! `pointsman snapshots`: inspects and changes a store.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,17 +21,20 @@ use crate::store::{self, DirArchive, Witness};
 use crate::transport::kafka::positions;
 use crate::wire::export;
 
-/// Look into a store: its snapshots, what they hold, whether they are whole
+/// Inspect and change a store: list, show, verify, export, import, drop, roll back
 ///
-/// A store keeps several generations of snapshots (snapshot.keep); each is all that a learner needs to go on. None of
-/// these commands needs the configuration that the store was made with. The daemon must not be running on it.
+/// A store keeps several generations of snapshots (snapshot.keep). Each generation is everything that a learner needs to
+/// resume. Stop the daemon first: only one process can open a store. The commands do not need the configuration that the
+/// store was created with.
+///
+/// Exit codes: 0 success, 1 failed (also: `verify` found damage), 2 invalid usage.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Directory of the store; without it store.dir
+    /// Directory of the store [default: store.dir]
     #[arg(long, global = true, value_name = "DIR")]
     store: Option<PathBuf>,
-    /// Which lane, where the store has several (transport.kafka.lanes = "partition")
+    /// Lane, if the store has several (transport.kafka.lanes = "partition")
     #[arg(long, global = true, value_name = "NAME")]
     lane: Option<String>,
     #[command(subcommand)]
@@ -50,74 +53,77 @@ const EXAMPLES: &str = "Examples:
 enum Command {
     /// List the generations, newest last
     List {
-        /// File for the table as comma-separated values
+        /// Write the table to this file, as CSV
         #[arg(long, value_name = "FILE")]
         csv: Option<PathBuf>,
         /// Print one JSON object instead of the table
         #[arg(long)]
         json: bool,
     },
-    /// Show one generation: counts, versions, positions, digest
+    /// Show one generation: counts, versions, state digest
     Show {
-        /// Which one; without it the newest that is whole
+        /// Generation to show [default: the newest undamaged one]
         #[arg(long, value_name = "N")]
         generation: Option<u64>,
-        /// File for the table of counts as comma-separated values
+        /// Write the table of counts to this file, as CSV
         #[arg(long, value_name = "FILE")]
         csv: Option<PathBuf>,
         /// Print one JSON object instead of the table
         #[arg(long)]
         json: bool,
     },
-    /// Read every generation to its last byte; fails if one is damaged
+    /// Read all generations completely; exit code 1 if one is damaged
     Verify,
-    /// Write a space's eigen-decompositions as safetensors, in double precision
+    /// Export the eigendecompositions of a space as safetensors, in f64
     ///
-    /// `<model>/eigenvalues` has shape k, `<model>/eigenvectors` dim x k.
+    /// The tensors are `<model>/eigenvalues` [k] and `<model>/eigenvectors` [dim, k].
     Export {
-        /// Which space
+        /// Space to export
         #[arg(long, default_value = "default")]
         space: String,
-        /// Which generation; without it the newest that is whole
+        /// Generation to export [default: the newest undamaged one]
         #[arg(long, value_name = "N")]
         generation: Option<u64>,
-        /// Where to
+        /// Output file (safetensors)
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
-    /// Start a space from exported eigen-decompositions, or the reading at other positions
+    /// Import exported eigendecompositions into a space, or set the positions to resume from
     ///
-    /// --from: models are matched by name; those that the file lacks keep what they have. Pending joins, counts and
-    /// positions stay as they are, and a new epoch begins. --start-at: all else stays, but `learn` goes on in the Kafka
-    /// topics at the positions in a file that `dump` wrote, rather than where the store was left, be it in files or in
-    /// topics: so a store that has learned from a dump goes on where the dump ends. Partitions that the file does not
-    /// name are read from their oldest message. A store that does not exist is made, with the learner as configured.
+    /// --from replaces the parameters of a space and begins a new epoch. Models are matched by name; those missing in the file
+    /// keep their parameters. Pending joins, counts and positions do not change.
+    ///
+    /// --start-at makes `learn` resume in the Kafka topics at the positions in a file written by `dump`, so that a store that has
+    /// learned from a dump continues where the dump ends. Nothing else changes. Partitions missing in the file are read from
+    /// their oldest message.
+    ///
+    /// If the store does not exist it is created, with the configured learner.
     Import {
-        /// Which space
+        /// Space to import into
         #[arg(long, default_value = "default")]
         space: String,
-        /// A file that `export` wrote
+        /// File written by `snapshots export`
         #[arg(long, value_name = "FILE", required_unless_present = "start_at")]
         from: Option<PathBuf>,
-        /// The positions.json of a dump
+        /// File positions.json written by `dump`
         #[arg(long, value_name = "FILE")]
         start_at: Option<PathBuf>,
     },
-    /// Drop spaces with all that they have learned; a new epoch begins
+    /// Delete spaces with everything they have learned; begins a new epoch
     ///
-    /// Their pending joins are counted as evicted. Routers keep the parameters that were published: delete the file
-    /// params/SPACE.safetensors, or write a tombstone for the key on the parameters topic, and restart the routers. A later
-    /// query of the space creates it anew.
+    /// Their pending joins are counted as evicted. Routers keep the published parameters: to remove these, delete the file
+    /// params/SPACE.safetensors, or write a tombstone for the key to the parameters topic, and restart the routers. A later
+    /// query of the space creates the space again.
     Drop {
-        /// Which space; may be repeated
+        /// Space to delete; can be repeated
         #[arg(long, required = true, num_args = 1.., value_name = "NAME")]
         space: Vec<String>,
     },
-    /// Go back to an older generation for good; a new epoch begins
+    /// Roll back to an older generation permanently; begins a new epoch
     ///
-    /// Positions go back too: what came after it is read again from the logs, and learned again.
+    /// Positions roll back too: later events are read and learned again.
     Rollback {
-        /// Which generation
+        /// Generation to roll back to
         #[arg(long, value_name = "N")]
         to: u64,
     },
@@ -144,7 +150,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A store, and the lane of it that is asked for.
+/// A store and the requested lane.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     dir: &'a Path,
@@ -152,20 +158,22 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// The lane that is asked for, or the only one; `None` if there is none.
+    /// The requested lane, or the only one; `None` if the store is empty.
     fn choose(&self, archive: &DirArchive) -> anyhow::Result<Option<String>> {
         let lanes = archive.lanes()?;
         match (self.lane, &lanes[..]) {
             (Some(lane), _) if lanes.iter().any(|known| known == lane) => Ok(Some(lane.to_owned())),
-            (Some(lane), _) => Err(anyhow!("there is no lane {lane}; there are {}", lanes.join(", "))),
+            (Some(lane), _) => Err(anyhow!("no lane {lane} in the store: it has {}", lanes.join(", "))),
             (None, []) => Ok(None),
             (None, [lane]) => Ok(Some(lane.clone())),
-            (None, _) => Err(anyhow!("the store has several lanes, choose one with --lane: {}", lanes.join(", "))),
+            (None, _) => {
+                Err(anyhow!("the store has several lanes: choose one with --lane, out of {}", lanes.join(", ")))
+            }
         }
     }
 }
 
-/// A snapshot, made into an engine again.
+/// A snapshot restored into an engine.
 struct Opened {
     lane: String,
     generation: u64,
@@ -175,11 +183,11 @@ struct Opened {
 }
 
 impl Opened {
-    /// Tells of every record that is made into a part of the engine.
+    /// Calls `tell` for every restored record.
     fn new(lane: &str, snapshot: Snapshot, tell: &mut dyn FnMut()) -> anyhow::Result<Self> {
         let head = LaneHead::open(&snapshot.head)?;
         let settings: Settings =
-            serde_json::from_str(&head.configuration).context("the configuration in the snapshot cannot be read")?;
+            serde_json::from_str(&head.configuration).context("cannot read the configuration in the snapshot")?;
         let records = snapshot.records.into_iter().inspect(|_| tell());
         let engine = Engine::restore(settings.clone(), head.engine.clone(), records)?;
         Ok(Self { lane: lane.to_owned(), generation: snapshot.generation, head, settings, engine })
@@ -202,18 +210,22 @@ impl Opened {
     }
 }
 
-/// The generations never change here but by `rollback`, `import` and `drop`: none is to be deleted.
+/// Commands that only read must not delete any generation.
 const KEEP_ALL: usize = usize::MAX;
 
 fn open(place: Place<'_>) -> anyhow::Result<(DirArchive, String)> {
     let archive = store::open_existing(place.dir, KEEP_ALL)?;
     let lane = place.choose(&archive)?;
-    let lane = lane.ok_or_else(|| anyhow!("the store {} has no snapshot yet", place.dir.display()))?;
+    let lane = lane.ok_or_else(|| {
+        anyhow!(
+            "the store {} has no snapshot yet: run `pointsman learn` or `replay` with this store first",
+            place.dir.display()
+        )
+    })?;
     Ok((archive, lane))
 }
 
-/// Reads generations of a lane, and tells how far it is: each record is met twice, when it is read and when it is made
-/// into a part of the engine.
+/// Reads generations of a lane with progress. Each record counts twice: when it is read and when it is restored.
 struct Reading<'a> {
     archive: &'a DirArchive,
     lane: &'a str,
@@ -234,14 +246,14 @@ impl<'a> Reading<'a> {
         let records = self.archive.records(self.lane, generation)?;
         let mut left = records;
         let mut step = || {
-            // Of some records there are older versions too, which are no further steps.
+            // Older versions of a record are not further steps.
             if left > 0 {
                 left -= 1;
                 self.progress.advance(1, message);
             }
         };
         let snapshot = self.archive.read_telling(self.lane, generation, &mut step);
-        // What is damaged has fewer; the work is done all the same.
+        // A damaged generation has fewer records, but its work is done.
         self.progress.advance(left, message);
         left = records;
         let mut step = || {
@@ -261,13 +273,13 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// One generation, or the newest that is whole.
+/// Reads one generation, or the newest undamaged one.
 fn read(archive: &DirArchive, lane: &str, generation: Option<u64>) -> anyhow::Result<Opened> {
     let generations = archive.generations(lane)?;
     match generation {
         Some(generation) if !generations.contains(&generation) => {
             let there: Vec<String> = generations.iter().map(ToString::to_string).collect();
-            Err(anyhow!("there is no generation {generation}; there are {}", there.join(", ")))
+            Err(anyhow!("no generation {generation} in the store: it has {}", there.join(", ")))
         }
         Some(generation) => Reading::new(archive, lane, &[generation])?.read(generation),
         None => newest(archive, lane, &generations),
@@ -279,12 +291,14 @@ fn newest(archive: &DirArchive, lane: &str, generations: &[u64]) -> anyhow::Resu
         let opened = Reading::new(archive, lane, &[generation])?.read(generation);
         match opened {
             Err(error) if error.is::<DamagedSnapshot>() => {
-                tracing::error!(problem = %error, "a snapshot is damaged");
+                tracing::error!(problem = %error, "damaged snapshot, trying the previous generation");
             }
             opened => return opened,
         }
     }
-    Err(anyhow!("no snapshot is whole"))
+    Err(anyhow!(
+        "all generations are damaged: move the store away and rebuild it from the logs, with `pointsman replay --keep-open --store DIR`"
+    ))
 }
 
 fn list(place: Place<'_>, csv: Option<&Path>, json: bool) -> anyhow::Result<()> {
@@ -327,7 +341,7 @@ fn listed(generation: u64, opened: anyhow::Result<Opened>) -> (Vec<String>, Valu
                 "generation": generation, "created_ms": head.created_ms, "epoch": head.epoch,
                 "applied": counts.applied, "pending": pending, "whole": true,
             });
-            (row.chain(["whole".to_owned()]).collect(), value)
+            (row.chain(["ok".to_owned()]).collect(), value)
         }
         Err(error) => {
             let problem = format!("{error:#}");
@@ -348,7 +362,7 @@ fn show(place: Place<'_>, generation: Option<u64>, csv: Option<&Path>, json: boo
         return Ok(());
     }
     outln!("{}", table.text())?;
-    outln!("generation {}, epoch {}, made {}", opened.generation, opened.head.epoch, utc(opened.head.created_ms))?;
+    outln!("generation {}, epoch {}, created {}", opened.generation, opened.head.epoch, utc(opened.head.created_ms))?;
     for view in opened.engine.spaces() {
         let models: Vec<&str> = view.models.iter().map(Name::as_str).collect();
         outln!(
@@ -372,7 +386,7 @@ fn verify(place: Place<'_>) -> anyhow::Result<()> {
         match reading.read(generation) {
             Ok(opened) => {
                 let digest = opened.engine.digest();
-                reading.progress.print(&format!("generation {generation}: whole, state digest {digest}"))?;
+                reading.progress.print(&format!("generation {generation}: ok, state digest {digest}"))?;
             }
             Err(error) => {
                 reading.progress.print(&format!("generation {generation}: {error:#}"))?;
@@ -387,7 +401,7 @@ fn export(place: Place<'_>, space: &Name, generation: Option<u64>, out: &Path) -
     let (archive, lane) = open(place)?;
     let opened = read(&archive, &lane, generation)?;
     let view = opened.engine.spaces().find(|view| view.name == *space);
-    let view = view.ok_or_else(|| anyhow!("there is no space {space} in the snapshot"))?;
+    let view = view.ok_or_else(|| anyhow!("no space {space} in the snapshot"))?;
     let spec = opened.settings.space(space);
     let bytes = export::encode(&view, spec.dim, spec.algorithm());
     std::fs::write(out, bytes).with_context(|| format!("cannot write {}", out.display()))?;
@@ -421,13 +435,15 @@ fn import(
     if let Some((path, export)) = &export {
         engine
             .import(space.clone(), &export.eigens, export.dim)
-            .with_context(|| format!("{} does not fit", path.display()))?;
+            .with_context(|| format!("cannot import {} into space {space}", path.display()))?;
         head.epoch = next_epoch(head.epoch);
         head.publications.remove(&space);
     }
     if let Some((_, positions)) = &starts {
         if lane != store::ONE_LANE {
-            return Err(anyhow!("--start-at is for all partitions together, but {lane} is a lane of some of them"));
+            return Err(anyhow!(
+                "--start-at requires a store with one lane (transport.kafka.lanes = \"one\"), but this is lane {lane}"
+            ));
         }
         head.merge.positions = positions.clone();
     }
@@ -435,11 +451,14 @@ fn import(
     note(place.dir, &lane, generation)?;
     let epoch = head.epoch;
     if let Some((path, _)) = export {
-        outln!("space {space} starts from {}: generation {generation}, epoch {epoch}", path.display())?;
+        outln!("imported {} into space {space}: generation {generation}, epoch {epoch}", path.display())?;
     }
     if let Some((path, positions)) = starts {
         let number = positions.len();
-        outln!("{number} partitions are read on from {}: generation {generation}, epoch {epoch}", path.display())?;
+        outln!(
+            "set {number} partitions to the positions in {}: generation {generation}, epoch {epoch}",
+            path.display()
+        )?;
     }
     Ok(())
 }
@@ -451,7 +470,7 @@ fn read_export(path: &Path) -> anyhow::Result<export::Export> {
 
 fn read_positions(path: &Path) -> anyhow::Result<BTreeMap<String, Position>> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let no_positions = || format!("{} holds no positions as `pointsman dump` writes them", path.display());
+    let no_positions = || format!("{} is not a positions.json of `pointsman dump`", path.display());
     let offsets: BTreeMap<String, u64> = serde_json::from_slice(&bytes).with_context(no_positions)?;
     if offsets.is_empty() || offsets.keys().any(|name| positions::parse(name).is_none()) {
         return Err(anyhow!(no_positions()));
@@ -465,7 +484,7 @@ fn drop_spaces(place: Place<'_>, spaces: &[Name]) -> anyhow::Result<()> {
     for space in spaces {
         if !engine.drop_space(space) {
             let there: Vec<&str> = engine.names().map(Name::as_str).take(20).collect();
-            return Err(anyhow!("there is no space {space} in lane {lane}; there are {}", there.join(", ")));
+            return Err(anyhow!("no space {space} in lane {lane}: it has {}", there.join(", ")));
         }
         head.publications.remove(space);
     }
@@ -477,7 +496,7 @@ fn drop_spaces(place: Place<'_>, spaces: &[Name]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The newest generation that is whole, to continue from: what is damaged must not get into the next.
+/// The newest undamaged generation, to continue from: damage must not reach the next one.
 fn newest_to_change(archive: &mut DirArchive, lane: &str) -> anyhow::Result<Opened> {
     let opened = read(archive, lane, None)?;
     if archive.generations(lane)?.last() != Some(&opened.generation) {
@@ -494,13 +513,13 @@ fn rollback(place: Place<'_>, to: u64) -> anyhow::Result<()> {
     archive.rewind(&lane, to)?;
     let generation = archive.commit(&lane, &head.seal(), Vec::new())?;
     note(place.dir, &lane, generation)?;
-    outln!("generation {generation} is generation {to} again, in epoch {}", head.epoch)?;
+    outln!("rolled back to generation {to}: new generation {generation}, epoch {}", head.epoch)?;
     Ok(())
 }
 
-/// So that the learner does not take what was given up for lost.
+/// Records the generation beside the store, so that the learner does not consider discarded generations lost.
 fn note(dir: &Path, lane: &str, generation: u64) -> anyhow::Result<()> {
-    Witness::new(dir, lane).note(generation).context("cannot note the snapshot beside its store")
+    Witness::new(dir, lane).note(generation).context("cannot record the generation beside the store")
 }
 
 fn name(space: &str) -> Result<Name, Failure> {

@@ -1,4 +1,4 @@
-//! What an engine has come to: counts, mean reward, digest.
+//! Summary of an engine: counts, mean reward, digest.
 
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
@@ -8,7 +8,7 @@ use crate::evaluate::judge::Range;
 use crate::evaluate::worth::{Lift, Verdict, WorthView};
 use crate::report::{Column, Table};
 
-/// As one JSON object; of several lanes what they come to together.
+/// As one JSON object; totals over several lanes.
 pub fn json(engines: &[Engine], out_of_order: u64) -> Value {
     let Totals { counts, mean_reward } = Totals::of(engines);
     let Counts { join, applied, .. } = counts;
@@ -48,7 +48,7 @@ pub fn json(engines: &[Engine], out_of_order: u64) -> Value {
     })
 }
 
-/// The digest of a lane; of several a digest of theirs, in their order.
+/// The digest of a lane; for several lanes, a digest of their digests in order.
 fn digest(engines: &[Engine]) -> String {
     match engines {
         [engine] => engine.digest(),
@@ -59,27 +59,29 @@ fn digest(engines: &[Engine]) -> String {
     }
 }
 
-/// Whether routing pays, in a sentence.
+/// States in one sentence whether routing pays.
 pub fn verdict(lift: &Lift, best: &str) -> String {
     let Lift { value, range: Range { low, high } } = *lift;
     if low > 0.0 {
         format!(
-            "What was logged earned {value:.4} more than the best constant model ({best}), at least {low:.4}: it pays."
+            "Routing pays: the logged policy earned {value:.4} more per request than the best single model ({best}); \
+             confidence range {low:+.4} to {high:+.4}."
         )
     } else if high < 0.0 {
-        let (less, least) = (-value, -high);
+        let less = -value;
         format!(
-            "What was logged earned {less:.4} less than the best constant model ({best}), at least {least:.4}: it does not pay."
+            "Routing does not pay: the logged policy earned {less:.4} less per request than the best single model ({best}); \
+             confidence range {low:+.4} to {high:+.4}."
         )
     } else {
         format!(
-            "What was logged earned {value:+.4} beside the best constant model ({best}); the truth is from {low:+.4} to \
-             {high:+.4}: this log cannot tell yet whether it pays."
+            "Undecided: the logged policy earned {value:+.4} per request relative to the best single model ({best}), but \
+             the confidence range {low:+.4} to {high:+.4} includes 0. More examples will narrow it."
         )
     }
 }
 
-/// The same of a space, with a warning where its log can hardly tell.
+/// The same for a space, with a warning if its log has poor overlap.
 pub fn space_verdict(worth: &WorthView) -> String {
     let Verdict { logged_lift, best_alone, poor_overlap, examples, policy, .. } = &worth.all;
     let said = verdict(logged_lift, worth.models[*best_alone].as_str());
@@ -88,7 +90,7 @@ pub fn space_verdict(worth: &WorthView) -> String {
     }
     let effective = policy.effective_examples;
     format!(
-        "{said} Of the policy that was learned the log hardly says anything: {effective:.0} of {examples} examples count."
+        "{said} The log says little about the learned policy: only {effective:.0} of {examples} examples are effective."
     )
 }
 
@@ -111,7 +113,7 @@ pub fn table(engine: &Engine, out_of_order: u64) -> Table {
     let shown = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
     let unrecorded = match dead_unrecorded {
         0 => String::new(),
-        number => format!("; {number} dead letters are counted but not recorded (events.dead_letters_bytes_max)"),
+        number => format!("; {number} dead letters counted but not recorded (events.dead_letters_bytes_max)"),
     };
     Table {
         columns: vec![Column::left("events"), Column::right("queries"), Column::right("rewards")],

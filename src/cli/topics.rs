@@ -1,4 +1,4 @@
-//! `pointsman topics`: the topics that Pointsman needs.
+//! `pointsman topics`: creates and checks the Kafka topics.
 
 use std::path::PathBuf;
 
@@ -12,10 +12,12 @@ use crate::report::{Column, Table};
 use crate::transport::kafka::cluster::Cluster;
 use crate::transport::kafka::topics::{Found, init};
 
-/// Make and check the Kafka topics: queries, rewards, parameters, snapshots, dead letters
+/// Create and check the Kafka topics: queries, rewards, parameters, snapshots, dead letters
 ///
-/// Their names are those of transport.kafka.topics. Topics that are there are never changed: what is not as it should be
-/// is explained, and the exit code is then 1.
+/// The names come from transport.kafka.topics. Existing topics are never changed; every difference from the required settings
+/// is reported.
+///
+/// Exit codes: 0 all topics are correct, 1 a topic differs or the cluster is unreachable, 2 invalid usage or configuration.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -30,16 +32,16 @@ const EXAMPLES: &str = "Examples:
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Make the topics that are missing, as transport.kafka.create says, and check the others
+    /// Create missing topics with the settings in transport.kafka.create, and check the others
     Init(Shown),
-    /// Only check them
+    /// Check the topics without creating any
     Check(Shown),
 }
 
-/// How it is shown.
+/// Output options.
 #[derive(Debug, clap::Args)]
 struct Shown {
-    /// File for the table as comma-separated values
+    /// Write the table to this file, as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Print one JSON object instead of the table
@@ -54,7 +56,8 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         Command::Init(shown) => (shown, false),
         Command::Check(shown) => (shown, true),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the async runtime")?;
     let found = runtime.block_on(async {
         let cluster = Cluster::new(&config.transport.kafka)?;
         cluster.reach()?;
@@ -70,15 +73,15 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     }
     match found.iter().map(|topic| topic.differences.len()).sum::<usize>() {
         0 => Ok(()),
-        number => Err(anyhow!("{number} things are not as they should be").into()),
+        number => Err(anyhow!("{number} topic settings differ from what Pointsman requires: see the table").into()),
     }
 }
 
 fn table(found: &[Found]) -> Table {
     let row = |topic: &Found| {
         let state = match (topic.created, topic.differences.is_empty()) {
-            (true, _) => "made".to_owned(),
-            (false, true) => "good".to_owned(),
+            (true, _) => "created".to_owned(),
+            (false, true) => "ok".to_owned(),
             (false, false) => topic.differences.join("; "),
         };
         vec![topic.topic.clone(), topic.partitions.to_string(), state]

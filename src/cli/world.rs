@@ -1,4 +1,4 @@
-//! Options that describe a simulated world.
+//! Options of the simulated environment.
 
 use clap::ValueEnum;
 
@@ -7,54 +7,54 @@ use crate::simulate::items::{Items, ItemsSpec};
 use crate::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
 use crate::simulate::queries::Shape;
 
-/// Options of every command that simulates.
+/// Options of all commands that simulate.
 #[derive(Debug, clap::Args)]
 pub struct WorldArgs {
-    /// What the models are good at
+    /// How expected rewards depend on query and model
     #[arg(long, value_enum, default_value_t = WorldKind::LogQuadratic)]
     pub world: WorldKind,
-    /// How queries are spread over directions
+    /// Distribution of the queries
     #[arg(long, value_enum, default_value_t = ShapeKind::PowerLaw)]
     pub queries: ShapeKind,
-    /// The paper's s: the rank of the models' kernels
+    /// Rank of the models' kernels (the paper's s)
     #[arg(long, default_value_t = 2, value_parser = positive)]
     pub intrinsic_rank: usize,
-    /// Standard deviation of expected rewards over queries and models, before they are clipped to 0..1
+    /// Standard deviation of expected rewards over queries and models, before clipping to 0..1
     #[arg(long, default_value_t = 0.3, value_parser = positive_number)]
     pub signal: f64,
     /// Number of items (--world items)
     #[arg(long, default_value_t = 100, value_parser = positive)]
     pub items: usize,
-    /// Temperature of the models' recommendations (--world items)
+    /// Softmax temperature of the models' recommendations (--world items)
     #[arg(long, default_value_t = 0.05, value_parser = positive_number)]
     pub temperature: f64,
-    /// Bound of what the kernels leave unexplained (--world items)
+    /// Bound on the reward that the kernels do not explain (--world items)
     #[arg(long, default_value_t = 0.05, value_parser = share)]
     pub misspecification: f64,
 }
 
-/// What the models are good at.
+/// How expected rewards depend on query and model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum WorldKind {
-    /// Expected reward 0.5 + q'Wq, clipped: the policy class fits exactly
+    /// Expected reward 0.5 + q'Wq, clipped: matches the policy class exactly
     LogQuadratic,
-    /// The paper's: models recommend items, items earn rewards
+    /// The paper's environment: models recommend items, items earn rewards
     Items,
 }
 
-/// How queries are spread.
+/// Distribution of the queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ShapeKind {
-    /// Amplitude of direction j falls as 1/j: few directions matter, as in real embeddings
+    /// Amplitude of direction j is proportional to 1/j: few directions matter, as in real embeddings
     PowerLaw,
-    /// All directions alike
+    /// All directions equal
     Isotropic,
-    /// Around topics
+    /// Clustered around topics
     Clustered,
 }
 
 impl WorldArgs {
-    /// What the world is, in words.
+    /// Description of the environment.
     pub fn facts(&self, dim: usize, models: usize) -> Vec<(&'static str, String)> {
         let mut facts = vec![
             ("dimension", dim.to_string()),
@@ -72,7 +72,7 @@ impl WorldArgs {
         facts
     }
 
-    /// Draws the world.
+    /// Draws the environment.
     pub fn draw(&self, dim: usize, models: usize, seed: u64) -> Box<dyn World> {
         let Self { intrinsic_rank, signal, items, temperature, misspecification, .. } = *self;
         let shape = match self.queries {
@@ -103,17 +103,17 @@ fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// A whole number above 0.
+/// Parses a whole number above 0.
 pub fn positive(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|&x| x > 0).ok_or_else(|| "must be a whole number above 0".to_owned())
+    text.parse().ok().filter(|&x| x > 0).ok_or_else(|| "must be a whole number, 1 or more".to_owned())
 }
 
-/// A number above 0, within reason.
+/// Parses a number from 1e-6 to 1e6.
 pub fn positive_number(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|x| (1e-6..=1e6).contains(x)).ok_or_else(|| "must be a number from 1e-6 to 1e6".to_owned())
 }
 
-/// A number from 0 to 1.
+/// Parses a number from 0 to 1.
 pub fn share(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|x| (0.0..=1.0).contains(x)).ok_or_else(|| "must be a number from 0 to 1".to_owned())
 }

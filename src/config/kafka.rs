@@ -1,4 +1,4 @@
-//! `[transport.kafka]`: keys as written, and what they come to.
+//! `[transport.kafka]`: keys as written, and their validation.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,33 +7,33 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
-use super::{BadSetting, bad, within};
+use super::{BadSetting, at_least, bad, within};
 
 /// `[transport.kafka]`, as written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KafkaConfig {
-    /// Where the cluster is first asked for: host:port, by commas.
+    /// Bootstrap servers: host:port, comma-separated.
     pub brokers: String,
     /// The consumer group.
     pub group: String,
-    /// What is owned as a whole.
+    /// Unit of ownership.
     pub lanes: Lanes,
-    /// Whether copies are kept of the lanes of other instances.
+    /// Whether to keep in-memory copies of the lanes of other instances.
     pub standby: bool,
-    /// The most bytes of these copies.
+    /// Limit on these copies, in bytes.
     pub standby_bytes_max: usize,
-    /// Where a learner without a snapshot begins.
+    /// Where a learner without a snapshot starts.
     pub start: Start,
-    /// How long the order of events waits for a partition that has nothing new.
+    /// How long the merge by event time waits for an idle partition.
     pub idle_ms: u64,
-    /// How long a message that cannot be delivered is tried again.
+    /// How long the delivery of a message is retried.
     pub delivery_timeout_ms: u64,
     /// Names of the topics.
     pub topics: Topics,
-    /// What `topics init` makes them like.
+    /// Settings of topics that `topics init` creates.
     pub create: Create,
-    /// Any setting of librdkafka.
+    /// librdkafka settings.
     pub client: ClientSettings,
 }
 
@@ -59,9 +59,9 @@ impl Default for KafkaConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lanes {
-    /// All partitions are one.
+    /// All partitions form one lane.
     One,
-    /// Partition n of queries and partition n of rewards are one.
+    /// Partition n of queries and partition n of rewards form lane n.
     Partition,
 }
 
@@ -93,13 +93,13 @@ impl Default for Topics {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Create {
-    /// Partitions of queries, and of rewards.
+    /// Partitions of queries and of rewards.
     pub partitions: i32,
-    /// Copies of every topic.
+    /// Replication factor of all topics.
     pub replication: i32,
-    /// How long queries and rewards are kept.
+    /// Retention of queries and rewards; -1 = unlimited.
     pub retention_ms: i64,
-    /// How long dead letters are kept.
+    /// Retention of dead letters; -1 = unlimited.
     pub dead_letters_retention_ms: i64,
 }
 
@@ -110,14 +110,14 @@ impl Default for Create {
     }
 }
 
-/// A place in a topic.
+/// A position in a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// Its first message.
     Earliest,
     /// After its last message.
     Latest,
-    /// The first message of this time, in milliseconds since 1970, or later.
+    /// The first message at or after this time, in milliseconds since 1970.
     At(i64),
 }
 
@@ -135,7 +135,7 @@ impl std::str::FromStr for Start {
     }
 }
 
-/// Milliseconds since 1970, written as such or as in RFC 3339.
+/// Parses a time: milliseconds since 1970, or RFC 3339.
 pub fn parse_time(text: &str) -> Option<i64> {
     let ms = text.parse::<i64>().ok().filter(|ms| *ms >= 0);
     ms.or_else(|| {
@@ -163,7 +163,10 @@ impl Serialize for Start {
 impl<'de> Deserialize<'de> for Start {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged)]
+        #[serde(
+            untagged,
+            expecting = "must be earliest, latest, or a time such as 2026-01-31T12:00:00Z or 1769860800000"
+        )]
         enum Written {
             Ms(i64),
             Text(String),
@@ -176,8 +179,8 @@ impl<'de> Deserialize<'de> for Start {
     }
 }
 
-/// `transport.kafka.client`: settings of librdkafka by their names, whether written with dots or as tables. Values that may
-/// be secret are masked when they are shown.
+/// `transport.kafka.client`: librdkafka settings by name, written with dots or as tables. Values that may be secrets are
+/// masked when shown.
 #[derive(Clone, Default, PartialEq)]
 pub struct ClientSettings(BTreeMap<String, String>);
 
@@ -192,17 +195,17 @@ impl ClientSettings {
     }
 }
 
-/// What is shown instead of a value that may be secret.
+/// Shown instead of a value that may be a secret.
 pub const MASK: &str = "***";
 
-/// Whether the value of a setting of librdkafka may be shown: only if it is known to hold no secret. A misspelt
+/// Whether the value of a librdkafka setting may be shown: only if the setting is known to hold no secret. A misspelt
 /// `sasl.pasword` is not.
 pub fn is_harmless(key: &str) -> bool {
     let is_path = |key: &str| key.strip_suffix(".file").is_some_and(|key| SECRET.split(' ').any(|known| known == key));
     HARMLESS.split(' ').any(|known| known == key) || OWN_FILES.contains(&key) || is_path(key)
 }
 
-/// Settings of librdkafka that name a file themselves: their `.file` belongs to their name.
+/// librdkafka settings that name a file themselves: their `.file` is part of the name.
 pub const OWN_FILES: [&str; 3] = [
     "sasl.oauthbearer.assertion.file",
     "sasl.oauthbearer.assertion.jwt.template.file",
@@ -285,32 +288,37 @@ impl KafkaConfig {
     /// Checks every key.
     pub fn check(&self) -> Result<(), BadSetting> {
         if self.brokers.trim().is_empty() {
-            return Err(bad("transport.kafka.brokers", "\"\"", "must be host:port, or several by commas"));
+            return Err(bad(
+                "transport.kafka.brokers",
+                "\"\"",
+                "must be host:port, or a comma-separated list of these",
+            ));
         }
         if self.group.is_empty() {
             return Err(bad("transport.kafka.group", "\"\"", "must not be empty"));
         }
         if self.standby && self.lanes == Lanes::One {
-            let way_out = "there is nothing to stand by for: it needs transport.kafka.lanes = \"partition\"";
+            let way_out =
+                "requires transport.kafka.lanes = \"partition\": with one lane there is no other lane to stand by for";
             return Err(bad("transport.kafka.standby", "true", way_out));
         }
-        within("transport.kafka.standby_bytes_max", self.standby_bytes_max, 1, usize::MAX)?;
+        at_least("transport.kafka.standby_bytes_max", self.standby_bytes_max, 1)?;
         within("transport.kafka.idle_ms", self.idle_ms, 0, 3_600_000)?;
         within("transport.kafka.delivery_timeout_ms", self.delivery_timeout_ms, 1000, 86_400_000)?;
         within("transport.kafka.create.partitions", self.create.partitions, 1, 100_000)?;
         within("transport.kafka.create.replication", self.create.replication, 1, 100)?;
-        within("transport.kafka.create.retention_ms", self.create.retention_ms, -1, i64::MAX)?;
+        at_least("transport.kafka.create.retention_ms", self.create.retention_ms, -1)?;
         let days = self.create.dead_letters_retention_ms;
-        within("transport.kafka.create.dead_letters_retention_ms", days, -1, i64::MAX)?;
+        at_least("transport.kafka.create.dead_letters_retention_ms", days, -1)?;
         let Topics { queries, rewards, params, dead_letters, snapshots } = &self.topics;
         let names = [queries, rewards, params, dead_letters, snapshots];
         for (i, name) in names.into_iter().enumerate() {
             if !is_topic(name) {
-                let allowed = "a topic has 1 to 249 of A-Z a-z 0-9 . _ -";
+                let allowed = "a topic name must have 1 to 249 characters of A-Z a-z 0-9 . _ -";
                 return Err(bad("transport.kafka.topics", format!("{name:?}"), allowed));
             }
             if names[..i].contains(&name) {
-                return Err(bad("transport.kafka.topics", name, "each must be a topic of its own"));
+                return Err(bad("transport.kafka.topics", name, "used twice: every topic needs its own name"));
             }
         }
         Ok(())
@@ -381,8 +389,8 @@ mod tests {
         };
         check(|c| c.brokers.clear(), "transport.kafka.brokers");
         check(|c| c.group.clear(), "transport.kafka.group");
-        check(|c| c.topics.rewards = "queries".to_owned(), "a topic of its own");
-        check(|c| c.topics.params = "a b".to_owned(), "a topic has 1 to 249");
+        check(|c| c.topics.rewards = "queries".to_owned(), "transport.kafka.topics = queries: used twice");
+        check(|c| c.topics.params = "a b".to_owned(), "a topic name must have 1 to 249");
         check(|c| c.create.partitions = 0, "transport.kafka.create.partitions = 0: must be");
         assert!(KafkaConfig::default().check().is_ok());
     }

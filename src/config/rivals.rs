@@ -1,4 +1,4 @@
-//! Keys of hypentropy regression, and of what HPG is compared with, checked.
+//! Validation of the keys of hypentropy regression and of the algorithms that HPG is compared with.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ use crate::policy::quadratic_sgd::QuadraticSgdSpec;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FeatureKind {
-    /// The query, and a constant.
+    /// The query and a constant.
     Linear,
     /// Products of its coordinates in the leading directions, and a constant.
     Quadratic,
@@ -25,20 +25,20 @@ pub enum FeatureKind {
 /// Largest dimension of algorithms that keep a dense matrix for each model.
 const DENSE_DIM_MAX: usize = 1024;
 
-/// Default number of directions whose products linear bandits see.
+/// Default number of directions whose products are features of linear bandits.
 const FEATURE_RANK: usize = 16;
 
-/// Defaults of hypentropy regression, chosen on other instances than those that figures are reported of.
+/// Defaults of hypentropy regression, tuned on other instances than the reported ones.
 const REGRESSION_FEATURE_RANK: usize = 24;
 const REGRESSION_RIDGE: f64 = 2.0;
 
-/// Most directions whose products are features: 991 of them.
+/// Largest number of directions whose products are features; 44 give 991 features.
 const FEATURE_RANK_MAX: usize = 44;
 
 impl LearnerConfig {
     pub(super) fn check_linear_bandit(&self, exploration: Exploration) -> Result<LinearBanditSpec, BadSetting> {
         if self.features == FeatureKind::Linear {
-            self.check_dense("learner.features = \"quadratic\" has no such limit")?;
+            self.check_dense("set learner.features = \"quadratic\", which has no such limit")?;
         }
         let feature_rank = self.feature_rank.unwrap_or(FEATURE_RANK);
         within("learner.feature_rank", feature_rank, 1, FEATURE_RANK_MAX)?;
@@ -64,7 +64,11 @@ impl LearnerConfig {
         let eta = self.eta.unwrap_or(0.2);
         within("learner.eta", eta, SCALE.0, SCALE.1)?;
         if self.mode == Mode::Lazy {
-            return Err(bad("learner.mode", self.mode, "hypentropy-regression needs its parameters at every step"));
+            return Err(bad(
+                "learner.mode",
+                self.mode,
+                "hypentropy-regression does not support it: use factored, explicit or exact",
+            ));
         }
         let feature_rank = self.feature_rank.unwrap_or(REGRESSION_FEATURE_RANK);
         within("learner.feature_rank", feature_rank, 0, FEATURE_RANK_MAX)?;
@@ -81,7 +85,7 @@ impl LearnerConfig {
     }
 
     pub(super) fn check_quadratic_sgd(&self) -> Result<QuadraticSgdSpec, BadSetting> {
-        self.check_dense("use hpg, or a smaller embedding")?;
+        self.check_dense("use hpg or a smaller embedding")?;
         let eta = self.eta.unwrap_or(SGD_ETA);
         within("learner.eta", eta, SCALE.0, SCALE.1)?;
         Ok(QuadraticSgdSpec { eta, inverse_gap: self.check_inverse_gap()? })
@@ -90,14 +94,14 @@ impl LearnerConfig {
     pub(super) fn check_log_quadratic(&self) -> Result<LogQuadraticSpec, BadSetting> {
         match self.rank {
             None => self.check_dense("set learner.rank")?,
-            Some(rank) => within("learner.rank", rank, 1, self.dim)?,
+            Some(rank) => self.check_rank("learner.rank", rank)?,
         }
         let rate = self.check_rate(LearningRate::Constant, Pace::Eta(LOG_QUADRATIC_ETA))?;
         Ok(LogQuadraticSpec { rate, gradient: self.check_gradient()?, rank: self.rank })
     }
 
     pub(super) fn check_log_linear(&self) -> Result<LogLinearSpec, BadSetting> {
-        self.check_dense("use hpg, or a smaller embedding")?;
+        self.check_dense("use hpg or a smaller embedding")?;
         let rate = self.check_rate(LearningRate::Constant, Pace::Eta(LOG_LINEAR_ETA))?;
         let ridge = self.check_ridge(LOG_LINEAR_RIDGE)?;
         Ok(LogLinearSpec { rate, gradient: self.check_gradient()?, ridge })
@@ -126,14 +130,14 @@ impl LearnerConfig {
         Ok(self.inverse_gap)
     }
 
-    /// Refuses dimensions in which a dense matrix for each model would be too much.
+    /// Rejects dimensions whose dense matrix per model would be too large.
     fn check_dense(&self, way_out: &str) -> Result<(), BadSetting> {
         if self.dim <= DENSE_DIM_MAX {
             return Ok(());
         }
         let allowed = format!(
-            "must be 1 to {DENSE_DIM_MAX}, since learner.algorithm = \"{}\" keeps dim (dim + 1) / 2 numbers for each \
-             model: {way_out}",
+            "must be 1 to {DENSE_DIM_MAX} with learner.algorithm = \"{}\", which keeps dim (dim + 1) / 2 numbers per model: \
+             {way_out}",
             self.algorithm
         );
         Err(bad("learner.dim", self.dim, allowed))
@@ -189,13 +193,18 @@ mod tests {
         };
         let large: fn(&mut LearnerConfig) = |c| (c.dim, c.features) = (1025, FeatureKind::Linear);
         for algorithm in RIVALS.into_iter().filter(|algorithm| *algorithm != Algorithm::Exp3) {
-            check(algorithm, large, "learner.dim", "must be 1 to 1024, since learner.algorithm");
+            check(algorithm, large, "learner.dim", "must be 1 to 1024 with learner.algorithm");
         }
         check(Algorithm::LogQuadratic, large, "learner.dim", "set learner.rank");
-        check(Algorithm::LogQuadratic, |c| c.rank = Some(9), "learner.rank", "must be 1 to 8");
+        check(
+            Algorithm::LogQuadratic,
+            |c| c.rank = Some(9),
+            "learner.rank",
+            "9 exceeds learner.dim = 8: lower the rank",
+        );
         check(Algorithm::LogQuadratic, |c| c.weight_cap = 0.0, "learner.weight_cap", "must be 1 to");
         check(Algorithm::LogLinear, |c| c.ridge = Some(0.0), "learner.ridge", "must be 0.000000001 to");
-        check(Algorithm::LogLinear, |c| c.learning_rate = Some(LearningRate::Anytime), "learner.horizon", "needed");
+        check(Algorithm::LogLinear, |c| c.learning_rate = Some(LearningRate::Anytime), "learner.horizon", "is not set");
         check(Algorithm::LinUcb, |c| c.ridge = Some(f64::NAN), "learner.ridge", "must be");
         check(Algorithm::LinUcb, |c| c.alpha = Some(-1.0), "learner.alpha", "must be 0 to");
         check(Algorithm::LinThompson, |c| c.feature_rank = Some(45), "learner.feature_rank", "must be 1 to 44");

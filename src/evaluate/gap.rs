@@ -240,13 +240,13 @@ impl Row {
     /// What the figures mean, in a sentence.
     pub fn verdict(&self) -> String {
         if self.constant.in_sample < NOTHING {
-            return "One model is as good as any on every query: there is nothing to route.".to_owned();
+            return "One model is the best on every query: there is nothing to route.".to_owned();
         }
         let classes = [("log-linear", &self.log_linear), ("log-quadratic", &self.log_quadratic)];
         let [linear, quadratic] = classes.map(|(_, gaps)| self.closed(gaps));
         let in_sample = format!(
-            "In sample the log-linear class closes {} of the gap between the best constant model and the best model of \
-             every query, the log-quadratic class {}; with rewards shuffled across queries, where there is nothing to \
+            "In sample, the log-linear class closes {} of the gap between the best constant model and the best model of \
+             each query, and the log-quadratic class {}. With rewards shuffled across queries, where there is nothing to \
              learn, they close {} and {}",
             percent(linear[0]),
             percent(quadratic[0]),
@@ -260,26 +260,26 @@ impl Row {
             .collect();
         let held_out = match &winners[..] {
             [] if classes.iter().any(|(_, gaps)| gaps.memorises(self)) => {
-                "and on held-out queries neither beats the best constant model: they memorise, and these queries do not \
-                 show which model a new query needs"
+                "On held-out queries neither beats the best constant model: they memorise the queries, and the data set does \
+                 not show which model a new query needs"
                     .to_owned()
             }
-            [] => "and on held-out queries neither beats the best constant model: what they fit does not carry over to \
-                   new queries"
+            [] => "On held-out queries neither beats the best constant model: what they fit does not generalise to new \
+                   queries"
                 .to_owned(),
             [(name, share)] => format!(
-                "on held-out queries only the {name} class beats the best constant model, and closes {} of its gap: \
-                 that much carries over to new queries",
+                "On held-out queries only the {name} class beats the best constant model, and closes {} of its gap: \
+                 routing new queries pays by that much",
                 percent(*share)
             ),
             _ => format!(
-                "on held-out queries both beat the best constant model, and close {} and {} of its gap: that much \
-                 carries over to new queries",
+                "On held-out queries both beat the best constant model, and close {} and {} of its gap: routing new queries \
+                 pays by that much",
                 percent(linear[1]),
                 percent(quadratic[1])
             ),
         };
-        format!("{in_sample}; {held_out}.")
+        format!("{in_sample}. {held_out}.")
     }
 }
 

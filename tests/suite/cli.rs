@@ -76,10 +76,13 @@ fn mistakes_exit_with_2_and_say_what_to_do() {
         (&["demo", "--set", "learner.tau=0"][..], "learner.tau = 0: must be"),
         (&["demo", "--models", "1"][..], "nothing to route"),
         (&["demo", "--lost", "2"][..], "must be a number from 0 to 1"),
-        (&["demo", "--set", "learner.rank=65"][..], "learner.rank = 65: must be 1 to 64"),
+        (&["demo", "--set", "learner.rank=65"][..], "learner.rank = 65 exceeds learner.dim = 64: lower the rank"),
         (&["check-config", "--config", "/nowhere.toml"][..], "cannot read /nowhere.toml"),
-        (&["check-config", "--set", "learner.moddels=[]"][..], "moddels"),
-        (&["check-config", "--set", "learner.preset=theory"][..], "learner.intrinsic_rank"),
+        (
+            &["check-config", "--set", "learner.moddels=[]"][..],
+            "unknown key learner.moddels: did you mean learner.models?",
+        ),
+        (&["check-config", "--set", "learner.preset=theory"][..], "learner.intrinsic_rank is not set: "),
         (&["dmeo"][..], "demo"),
     ] {
         let output = pointsman(arguments);
@@ -181,7 +184,11 @@ fn the_log_is_text_or_json_and_the_environment_says_how_much() {
     let snapshot = lines.iter().find(|line| line["message"] == "snapshot").expect(&json);
     assert_eq!((&snapshot["level"], &snapshot["generation"]), (&"DEBUG".into(), &1.into()));
     let bad = pointsman(&["learn", "--once", "--set", "log.format=xml"]);
-    assert!(bad.status.code() == Some(2) && text(&bad.stderr).contains("xml"), "{}", text(&bad.stderr));
+    assert!(
+        bad.status.code() == Some(2) && text(&bad.stderr).contains("log.format = \"xml\": must be text or json"),
+        "{}",
+        text(&bad.stderr)
+    );
 }
 
 /// Both ends of a terminal: what a program writes to the second is read from the first.

@@ -150,7 +150,7 @@ fn a_log_is_judged_by_importance_weights() {
     };
     let value = |name: &str, key: &str| row(name)[key].as_f64().unwrap();
     // The log is uniform's own, so judging uniform by it is taking the mean.
-    assert!((value("uniform", "value") - value("what was logged", "value")).abs() < 1e-9);
+    assert!((value("uniform", "value") - value("logged policy", "value")).abs() < 1e-9);
     assert!((value("uniform", "effective_examples") - 4000.0).abs() < 1e-6);
     for learner in ["hypentropy-regression", "lin-ucb"] {
         let (better, deviation) = (value(learner, "value") - value("uniform", "value"), value(learner, "deviation"));
@@ -168,11 +168,11 @@ fn a_log_is_judged_by_importance_weights() {
 fn mistakes_are_told() {
     let dir = tempfile::tempdir().unwrap();
     for (arguments, expected) in [
-        (&["--algorithms", "hgp"][..], "hgp"),
-        (&["--algorithms", "hpg:ranks=3"], "\"ranks\" is no key of [learner]"),
-        (&["--algorithms", "hpg:rank"], "\"rank\" is not key=value"),
+        (&["--algorithms", "hgp"][..], "learner.algorithm = \"hgp\": must be one of hpg, "),
+        (&["--algorithms", "hpg:ranks=3"], "unknown key learner.ranks: did you mean learner.rank?"),
+        (&["--algorithms", "hpg:rank"], "\"rank\" must be written as key=value"),
         (&["--algorithms", "hpg:rank=0"], "learner.rank = 0: must be"),
-        (&["--algorithms", "hpg:dim=3"], "\"dim\" is no key"),
+        (&["--algorithms", "hpg:dim=3"], "learner.dim is shared by all algorithms"),
         (&["--algorithms", "hypentropy-regression:mode=lazy"], "learner.mode = lazy"),
         (&["--data", "nowhere"], "nowhere"),
         (&["--unseen"], "--data"),

@@ -46,7 +46,7 @@ fn a_log_tells_what_policies_are_worth() {
     assert_eq!(pictures(&png), ["evaluate-1-all-examples.png"]);
     let number = |row: &Value, key: &str| row[key].as_f64().unwrap();
     let (logged, learned, uniform) =
-        (row(&judged, "what was logged"), row(&judged, "hypentropy-regression"), row(&judged, "uniform"));
+        (row(&judged, "logged policy"), row(&judged, "hypentropy-regression"), row(&judged, "uniform"));
     // The log is a uniform router's: the two are the same policy.
     for key in ["value", "inverse_propensity", "lift"] {
         assert!((number(logged, key) - number(uniform, key)).abs() < 1e-9, "{key}");
@@ -65,7 +65,7 @@ fn a_log_tells_what_policies_are_worth() {
     assert!(page.contains("<svg") && page.contains("always b"));
     let (code, out, err) = evaluate(&log);
     assert_eq!(code, Some(0), "{err}");
-    assert!(out.contains("what was logged") && out.contains("cannot tell yet"), "{out}");
+    assert!(out.contains("logged policy") && out.contains("Undecided: "), "{out}");
 }
 
 /// Parameters that were learned from a log, judged on it as they are.
@@ -105,9 +105,9 @@ fn mistakes_are_told() {
     let log = ["--queries", &queries, "--rewards", &rewards];
     for (arguments, expected_code, expected) in [
         (&["--alpha", "0.7"][..], 2, "must be a number from 1e-6 to 0.5"),
-        (&["--algorithms", "hgp"], 2, "hgp"),
+        (&["--algorithms", "hgp"], 2, "learner.algorithm = \"hgp\": must be one of hpg, "),
         (&["--params", "nowhere"], 1, "cannot read nowhere"),
-        (&["--params", &queries], 1, "holds no parameters"),
+        (&["--params", &queries], 1, "is not a valid parameter file"),
         (&["--space", "other"], 1, "no example of space other"),
     ] {
         let (code, _, err) = evaluate(&[&log[..], arguments].concat());

@@ -141,7 +141,7 @@ fn the_table_the_report_and_the_file_say_the_same() {
     assert_eq!(rows.iter().map(|row| row["queries"].as_u64().unwrap()).collect::<Vec<_>>(), [120, 54, 60]);
     assert_eq!(found["categories_left_out"], serde_json::json!({"rare": 6}));
     assert!(
-        out.contains("too few queries for a row of their own: rare (6)")
+        out.contains("categories with too few queries for their own row: rare (6)")
             && out.contains(rows[0]["verdict"].as_str().unwrap())
     );
 
@@ -155,7 +155,7 @@ fn the_table_the_report_and_the_file_say_the_same() {
         assert_eq!((cells.len(), cells[7].parse::<f64>().unwrap()), (10, figure));
         assert!(out.contains(&format!("{figure:.4}")) && page.contains(&format!("{figure:.4}")));
     }
-    for part in ["<svg", "rank by expert.2", "rank by expert.0", "expert.2 alone", "One query: question &lt;"] {
+    for part in ["<svg", "rank by expert.2", "rank by expert.0", "expert.2 only", "One query: question &lt;"] {
         assert!(page.contains(part), "{part}");
     }
     assert!(!page.contains("<script") && !page.contains("src="));
@@ -175,16 +175,16 @@ fn mistakes_are_told_with_the_right_exit_code() {
     fs::write(&broken, b"no tensors").unwrap();
     let (data, broken) = (data.to_str().unwrap(), broken.to_str().unwrap());
     for (arguments, code, expected) in [
-        (&["--data", data, "--rank", "4"][..], 2, "--rank 4: queries have dimension 3"),
-        (&["--data", data, "--rank", "0"][..], 2, "must be a whole number above 0"),
-        (&["--data", data, "--folds", "11"][..], 2, "--folds 11 needs 22 queries"),
+        (&["--data", data, "--rank", "4"][..], 2, "--rank 4 exceeds the dimension 3 of the queries: lower the rank"),
+        (&["--data", data, "--rank", "0"][..], 2, "must be a whole number, 1 or more"),
+        (&["--data", data, "--folds", "11"][..], 2, "--folds 11 needs at least 22 queries"),
         (&["--data", data, "--folds", "1"][..], 2, "--folds"),
-        (&["--data", data, "--models", "expert.0"][..], 2, "name two of expert.0, expert.1"),
+        (&["--data", data, "--models", "expert.0"][..], 2, "name exactly two models out of expert.0, expert.1"),
         (&["--data", data, "--models", "1,expert.0"][..], 2, "two different models"),
-        (&["--data", data, "--models", "1,3"][..], 2, "there is no model 3"),
+        (&["--data", data, "--models", "1,3"][..], 2, "no model \"3\" in the data set"),
         (&[][..], 2, "--data"),
         (&["--data", "/nowhere"][..], 1, "cannot read /nowhere"),
-        (&["--data", broken][..], 1, "is no data set: not a safetensors file"),
+        (&["--data", broken][..], 1, "is not a valid data set: not a safetensors file"),
     ] {
         let (found, _, err) = gap(arguments);
         assert_eq!(found, Some(code), "{arguments:?}: {err}");

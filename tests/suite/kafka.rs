@@ -408,7 +408,10 @@ fn what_is_wrong_has_a_name() {
         assert!(start.elapsed() < Duration::from_secs(60), "the topic was not made again");
     }
     let partition = ["--set", "transport.kafka.lanes=partition"];
-    says(place.fails(&["topics", "check", partition[0], partition[1]]), &["not as they should be"]);
+    says(
+        place.fails(&["topics", "check", partition[0], partition[1]]),
+        &["topic settings differ from what Pointsman requires"],
+    );
     says(
         place.fails(&["learn", "--once", partition[0], partition[1]]),
         &["has 3 partitions", "has 2", "lanes = \"one\""],

@@ -307,7 +307,7 @@ fn topics_are_replayed_as_their_dump_is() {
     let kept = ["--store", "s", "--keep-open"];
     replay(&[&kept[..], &["--until", middle]].concat());
     let refused = topics.site.run(&["replay", "--from-kafka", "--store", "s", "--since", middle]);
-    assert!(refused.code == Some(1) && refused.err.contains("leave out --since"), "{}", refused.err);
+    assert!(refused.code == Some(1) && refused.err.contains("omit --since to resume"), "{}", refused.err);
     let resumed = replay(&kept);
     assert_eq!((&resumed["queries"], &resumed["rewards"], &resumed["joined"]), (&json!(150), &json!(126), &json!(120)));
     topics.send_traffic(160..180);
@@ -354,7 +354,7 @@ fn mistakes_are_told() {
         (&["replay"], 2, "--queries"),
         (&["params", "show"], 2, "FILE"),
         (&["snapshots", "import"], 2, "--from"),
-        (&["snapshots", "import", "--start-at", "bad.json"], 1, "bad.json holds no positions"),
+        (&["snapshots", "import", "--start-at", "bad.json"], 1, "bad.json is not a positions.json"),
         (&["snapshots", "import", "--start-at", "no.json"], 1, "cannot read no.json"),
     ] {
         let run = site.run(arguments);

@@ -92,7 +92,7 @@ fn it_waits_for_a_router_that_comes_later() {
             std::thread::sleep(Duration::from_millis(20));
         }
     };
-    told("not reachable");
+    told("cannot connect");
     let route = Process::start(&config, &["route", "--serve-uniform"]);
     let found = summary(&early.wait_with_output().unwrap());
     assert_eq!((&found["requests"], &found["rewards"]), (&json!(50), &json!(50)), "{found}");
@@ -153,7 +153,7 @@ fn what_cannot_work_is_told() {
         (&["--space", "a b"][..], 2, "--space"),
         (&["--token", "wrong"][..], 1, "401"),
         (&["--set", "learner.dim=5"][..], 1, "422"),
-        (&["--set", "learner.models=[\"a\", \"b\", \"x\"]"][..], 1, "use its configuration"),
+        (&["--set", "learner.models=[\"a\", \"b\", \"x\"]"][..], 1, "use the router's configuration"),
         (&["--to", &url, "--token", ""][..], 1, "missing or wrong bearer token"),
     ] {
         let output = run(&config, &[&["simulate", "--requests", "5"][..], arguments].concat());
@@ -175,7 +175,7 @@ fn health_is_an_exit_code() {
         let told = text(&output.stdout) + &text(&output.stderr);
         assert!(output.status.code() == Some(code) && told.contains(expected), "{arguments:?}: {told}");
     };
-    check(&[], 1, "does not answer");
+    check(&[], 1, "no answer from http://127.0.0.1:");
     let route = Process::start(&config, &["route"]);
     Client::new(port).await_status("/live", 200);
     check(&[], 0, "200");

@@ -87,7 +87,7 @@ fn mistakes_are_told() {
     let listed = site.json(&["snapshots", "list", "--json"]);
     let numbers: Vec<String> =
         listed["generations"].as_array().unwrap().iter().map(|value| value["generation"].to_string()).collect();
-    let no_such = format!("there is no generation 99; there are {}", numbers.join(", "));
+    let no_such = format!("no generation 99 in the store: it has {}", numbers.join(", "));
     for (arguments, code, expected) in [
         (&["list", "--store", "nowhere"][..], 1, "no store in nowhere"),
         (&["show", "--store", "nowhere"], 1, "no store in nowhere"),
@@ -101,7 +101,7 @@ fn mistakes_are_told() {
         (&["rollback"], 2, "--to"),
         (&["rollback", "--to", "last"], 2, "invalid value 'last'"),
         (&["export"], 2, "--out"),
-        (&["export", "--space", "shop", "--out", "x"], 1, "there is no space shop in the snapshot"),
+        (&["export", "--space", "shop", "--out", "x"], 1, "no space shop in the snapshot"),
         (&["export", "--space", "a shop", "--out", "x"], 2, "a shop"),
         (&["export", "--out", "no/such/directory/x"], 1, "cannot write no/such/directory/x"),
         (&["import", "--from", "nowhere.safetensors"], 1, "cannot read nowhere.safetensors"),
@@ -279,7 +279,8 @@ fn rolled_back_it_learns_the_same_again() {
         assert_ne!(older["state_digest"], end["state_digest"]);
         let run = site.run(&["snapshots", "rollback", "--to", &to]);
         assert_eq!(run.code, Some(0), "{}", run.err);
-        assert!(run.out.contains(&format!("is generation {to} again, in epoch {epoch}")), "{}", run.out);
+        assert!(run.out.contains(&format!("rolled back to generation {to}: new generation ")), "{}", run.out);
+        assert!(run.out.trim_end().ends_with(&format!(", epoch {epoch}")), "{}", run.out);
         let now = site.json(&["snapshots", "show", "--json"]);
         assert_eq!((&now["state_digest"], &now["epoch"]), (&older["state_digest"], &Value::from(epoch)));
         assert_eq!(now["positions"], older["positions"]);

@@ -177,7 +177,7 @@ fn digests(site: &Site) -> Vec<(u64, String)> {
     let run = site.run(&["snapshots", "verify"]);
     assert_eq!(run.code, Some(0), "{}", run.err);
     let parse = |line: &str| {
-        let (generation, digest) = line.strip_prefix("generation ")?.split_once(": whole, state digest ")?;
+        let (generation, digest) = line.strip_prefix("generation ")?.split_once(": ok, state digest ")?;
         Some((generation.parse().ok()?, digest.to_owned()))
     };
     run.out.lines().map(|line| parse(line).unwrap()).collect()
@@ -197,7 +197,7 @@ fn resumed(site: &Site, dir: &Path, kind: StoreKind) -> Result<Option<String>, S
 /// the error says what to do. Returns the generation that it went on from.
 fn check_learn(site: &Site, store: &str, end: &str, newest: u64, what: &str) -> Option<u64> {
     let Run { code, out, err } = site.run(&["learn", "--once", "--json", "--set", &format!("store.dir={store}")]);
-    assert!(!err.contains("panicked at src/") && !err.contains("the engine panicked"), "{what}: {err}");
+    assert!(!err.contains("panicked at src/") && !err.contains("the engine thread panicked"), "{what}: {err}");
     if code != Some(0) {
         assert_eq!(code, Some(1), "{what}: {err}");
         let ways = [format!("mv {store} {store}.damaged"), format!("pointsman replay --keep-open --store {store}")];

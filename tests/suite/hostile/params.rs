@@ -101,7 +101,7 @@ fn bad_parameters_are_rejected_and_the_next_good_ones_used() {
     route_once(3);
     route.terminate();
     let log = std::fs::read_to_string(config.with_extension("log")).unwrap();
-    assert_eq!(log.matches("parameters are rejected").count(), bad.len(), "{log}");
+    assert_eq!(log.matches("rejected invalid parameters").count(), bad.len(), "{log}");
 }
 
 /// Runs a command with one more environment variable.
