@@ -456,11 +456,8 @@ impl Status {
         }
         of_failures(&mut sheet, &log);
         let Facts { update, join, snapshot, .. } = &*self.facts;
-        sheet.seconds(
-            "update_duration",
-            "Processing time of events that led to an update, averaged over eight events",
-            update.clone(),
-        );
+        let about = "Processing time of events that led to an update, averaged over eight events";
+        sheet.seconds("update_duration", about, update.clone());
         sheet.seconds("join_latency", "Time from a query to its reward, in event time", join.clone());
         sheet.seconds("snapshot_duration", "Time to make a snapshot durable", snapshot.clone());
         if let Some(newest) = log.snapshots.front() {
@@ -473,11 +470,8 @@ impl Status {
         let share = lock(&self.told).usable.unusable_share();
         sheet.gauges("unusable_share", about, [(Vec::<(String, String)>::new(), share)]);
         let ready = u64::from(self.is_ready());
-        sheet.gauges(
-            "ready",
-            "1 if the learner is ready: it reads events and no operation is failing",
-            [(Vec::<(String, String)>::new(), ready)],
-        );
+        let about = "1 if the learner is ready: it reads events and no operation is failing";
+        sheet.gauges("ready", about, [(Vec::<(String, String)>::new(), ready)]);
         sheet.text()
     }
 }
@@ -512,11 +506,8 @@ fn of_events(sheet: &mut Sheet, news: &News, log: &Log) {
     let none = Vec::<(String, String)>::new;
     let evicted = "Spaces without examples evicted for new ones since the process started";
     sheet.counters("spaces_evicted", evicted, [(none(), log.spaces_evicted)]);
-    sheet.counters(
-        "out_of_order",
-        "Events processed after a later one, beyond the reorder window",
-        [(none(), news.out_of_order)],
-    );
+    let about = "Events processed after a later one, beyond the reorder window";
+    sheet.counters("out_of_order", about, [(none(), news.out_of_order)]);
 }
 
 fn of_files(sheet: &mut Sheet, news: &News, log: &Log) {
@@ -600,21 +591,15 @@ fn of_models(sheet: &mut Sheet, named: &[String], log: &Log) {
     sheet.counters("examples", "Examples since the process started, by chosen model", traffic);
     sheet.gauges("rank", "Number of nonzero eigenvalues of a model in the published parameters", ranks);
     sheet.gauges("nuclear_norm", "Sum of the absolute eigenvalues of a model in the published parameters", norms);
-    sheet.gauges(
-        "top_eigenvalue",
-        "Eigenvalue of a model with the largest absolute value in the published parameters",
-        tops,
-    );
+    let about = "Eigenvalue of a model with the largest absolute value in the published parameters";
+    sheet.gauges("top_eigenvalue", about, tops);
 }
 
 fn of_brokers(sheet: &mut Sheet, news: &News) {
     let none = Vec::<(String, String)>::new;
     sheet.counters("rebalances", "Consumer group rebalances", [(none(), news.rebalances)]);
-    sheet.gauges(
-        "lanes",
-        "Lanes owned by this instance, with transport.kafka.lanes = partition",
-        [(none(), news.lanes.len() as u64)],
-    );
+    let about = "Lanes owned by this instance, with transport.kafka.lanes = partition";
+    sheet.gauges("lanes", about, [(none(), news.lanes.len() as u64)]);
     sheet.counters("hand_overs", "Lanes taken over by this instance", [(none(), news.hand_overs)]);
     let lag =
         |(topic, partition, lag): &(String, i32, u64)| (Place { topic: topic.clone(), partition: *partition }, *lag);
