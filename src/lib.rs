@@ -1,42 +1,45 @@
 //! Pointsman learns online, from the events you already log, which embedding model should answer each query.
 //!
-//! # The map
+//! # Module map
 //!
-//! The core is pure: no clock, no randomness of its own, no I/O. Time, draws and bytes come in as arguments, results go
-//! out as values, so it cannot fail for outside reasons.
+//! The core is pure: no clock, no randomness of its own, no I/O. Time, random draws and bytes come in as arguments, results
+//! go out as values, so it cannot fail for outside reasons.
 //!
-//! - [`engine`]: the loop's one owner of joins and learners: `step(input) -> effects`.
-//! - [`merge`]: several logs into one, in the order of event time.
-//! - [`joiner`]: queries matched with rewards, in event time.
-//! - [`event_time`]: a space's time, which a few wrong timestamps cannot move.
-//! - [`event`]: names, unit queries, examples. A value of these types is already checked.
-//! - [`config`]: keys as written, and the checked settings that they come to.
+//! - [`engine`]: owns joins and learners of one lane: `step(input) -> effects`.
+//! - [`merge`]: merges several logs into one, in event-time order.
+//! - [`joiner`]: joins queries with rewards, in event time.
+//! - [`event_time`]: the event time of a space, robust against a few wrong timestamps.
+//! - [`event`]: names, unit queries, examples. A value of these types is already validated.
+//! - [`config`]: raw keys, and the validated settings made from them.
 //! - [`hpg`]: the paper's mathematics, with its notation table.
-//! - [`policy`]: what it is compared with.
-//! - [`learner`]: the [`Learner`](learner::Learner) trait of all algorithms, and the [`Trainer`](learner::Trainer)
-//!   that owns one with all that they share.
-//! - [`snapshot`] and [`store`]: what is kept of a lane, and generations of it in a small ordered map on disk.
+//! - [`policy`]: the algorithms that HPG is compared with.
+//! - [`learner`]: the [`Learner`](learner::Learner) trait of all algorithms, and the [`Trainer`](learner::Trainer),
+//!   which owns one learner and everything that all algorithms share.
+//! - [`snapshot`] and [`store`]: the state of a lane, and its generations in a small ordered map on disk.
+//! - [`dead_letters`]: which dead letters are recorded and which only counted.
 //! - [`router`]: parameters and a query in, a distribution over models out.
-//! - [`wire`]: versioned formats of what leaves the process.
-//! - [`simulate`]: worlds that know the truth, and traffic in them.
-//! - [`evaluate`]: what policies are worth, where every reward is known and on logs of what was chosen.
+//! - [`wire`]: versioned formats of events, parameters and snapshots.
+//! - [`simulate`]: simulated worlds with known rewards, and traffic in them.
+//! - [`evaluate`]: policy value, with known rewards and off-policy from logs.
 //!
-//! The edges, behind the feature `daemon`: `cli` (the program's commands), `runner` (what drives the engine),
-//! `transport` (where events come from and parameters go), `http` (the router sidecar, the learner's state, the page of
-//! both), `telemetry` (facts in, metrics out), the stores on disk in `store`, `report` (tables, plots, HTML reports), `files`
-//! (how files are opened and created), `fatal` (panics end the process) and `failpoint` (where tests let it crash). The core never
-//! reaches for an edge; `cargo check --lib --no-default-features` fails when it does.
+//! The edges are behind the feature `daemon`: `cli` (the commands), `runner` (drives the engine), `transport` (events in,
+//! parameters and dead letters out), `http` (router sidecar, learner status, the page of both), `telemetry` (facts in,
+//! metrics and log lines out), the stores on disk in `store`, `report` (tables, charts, HTML reports), `files` (opens and
+//! creates files), `fatal` (a panic ends the process) and `failpoint` (where tests crash the process). The core never
+//! depends on an edge: `cargo check --lib --no-default-features` fails if it does.
 //!
 //! # Invariants
 //!
-//! - Parameters are finite, of rank at most k, of nuclear norm at most tau (parameter-free HPG: up to the scale that it
-//!   finds), with orthonormal eigenvectors; probabilities are positive and sum to 1.
-//! - A learner's state is all in what [`Trainer::save`](learner::Trainer::save) returns: restored, it goes on bit for bit.
-//! - Same examples, same configuration, same binary and CPU type: same bits.
-//! - A lane that moves has one history, on the snapshots topic, whoever believes to own it (`runner::lane`).
-//! - Every event ends in exactly one count; event time alone decides what is learned, never the clock.
+//! - Parameters are finite, of rank at most k, of nuclear norm at most tau (parameter-free HPG: up to the scale it
+//!   finds), with orthonormal eigenvectors. Probabilities are positive and sum to 1.
+//! - [`Trainer::save`](learner::Trainer::save) returns the whole state of a learner. A restored learner continues bit for bit.
+//! - The same examples, configuration, binary and CPU type give the same bits.
+//! - A lane that moves between instances has one history, on the snapshots topic. A stale owner is fenced (`runner::lane`).
+//! - Every event ends in exactly one count. Event time alone decides what is learned, never the clock.
 //!
-//! # In one process
+//! # Example
+//!
+//! One process that routes, collects a reward and learns. `examples/` has a router and a learner to embed in a service.
 //!
 //! ```
 //! use pointsman::config::LearnerConfig;

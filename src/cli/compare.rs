@@ -10,7 +10,7 @@ use super::contestants::{Contestant, contestants};
 use super::evaluate::{self, Shown};
 use super::examples::LogArgs;
 use super::figures::{mean_and_deviation, percent, spread};
-use super::output::outln;
+use super::output::{outln, width};
 use super::progress::{Progress, Unit};
 use super::world::{WorldArgs, positive, share};
 use super::{Failure, dataset, parallel};
@@ -161,7 +161,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     if args.json {
         outln!("{}", to_json(args, data.as_ref(), &contestants, &of, &path))?;
     } else {
-        outln!("{}", table.text())?;
+        outln!("{}", table.text(width()))?;
         outln!("Report with curves: {}", path.display())?;
     }
     Ok(())

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::closed_loop::ClosedLoop;
 use super::figures::{mean_and_deviation, percent, spread};
-use super::output::outln;
+use super::output::{outln, paragraph, width};
 use super::progress::{Progress, Unit};
 use super::world::{WorldArgs, positive, share};
 use super::{Failure, parallel};
@@ -125,7 +125,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         .map(|(contestant, run)| Job { contestant, seed: args.seed.wrapping_add(run) })
         .collect();
     if !args.json {
-        outln!("{}\n", introduction(args))?;
+        outln!("{}\n", paragraph(&introduction(args)))?;
     }
     let outcomes = run_all(args, &specs, &jobs)?;
     let rows = rows(args, &specs, &outcomes);
@@ -137,7 +137,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     if args.json {
         outln!("{}", to_json(args, &specs, &rows, &path))?;
     } else {
-        outln!("{}", table.text())?;
+        outln!("{}", table.text(width()))?;
         outln!("{}", conclusion(&rows, &path))?;
     }
     Ok(())

@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 
 use super::Failure;
-use super::output::{out, outln};
+use super::output::{out, outln, width};
 use super::progress::{Progress, Unit};
 use crate::config::{Config, Lanes, Settings};
 use crate::engine::Side;
@@ -98,7 +98,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     if args.json {
         outln!("{}", as_json(&written, changed))?;
     } else {
-        out!("{}", table.text())?;
+        out!("{}", table.text(width()))?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::contestants::contestants;
 use super::examples::LogArgs;
-use super::output::outln;
+use super::output::{outln, width};
 use super::panel::{Panel, Row};
 use super::world::positive_number;
 use super::{Failure, summary};
@@ -116,10 +116,13 @@ pub fn on_log(
         outln!("{}", to_json(&panel, shown, path.as_deref()))?;
         return Ok(());
     }
-    outln!("{}", all.text())?;
+    outln!("{}", all.text(width()))?;
     let (latest, number) = panel.latest();
     if number < panel.examples() {
-        outln!("{}", table(&panel.rows_of(&latest), number, shown.alpha, panel.latest_alpha(shown.alpha)).text())?;
+        outln!(
+            "{}",
+            table(&panel.rows_of(&latest), number, shown.alpha, panel.latest_alpha(shown.alpha)).text(width())
+        )?;
     }
     outln!("{}", verdict(&panel.rows(), shown.alpha))?;
     if let Some(path) = path {

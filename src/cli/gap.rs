@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 
-use super::output::outln;
+use super::output::{outln, paragraph, width};
 use super::progress::{Progress, Unit};
 use super::world::positive;
 use super::{Failure, dataset, parallel};
@@ -86,7 +86,7 @@ pub fn run(args: &Args, _config: &Config) -> Result<(), Failure> {
     let setting = Setting::new(args, &data).map_err(Failure::Usage)?;
     let figure = Figure::new(args, &data).map_err(Failure::Usage)?;
     if !args.json {
-        outln!("{}\n", setting.introduction(&data))?;
+        outln!("{}\n", paragraph(&setting.introduction(&data)))?;
     }
     let rows = measure(&setting.study);
     if let Some(path) = &args.csv {
@@ -99,7 +99,7 @@ pub fn run(args: &Args, _config: &Config) -> Result<(), Failure> {
         outln!("{}", to_json(args, &data, &setting, &rows, figure.as_ref(), report.as_deref()))?;
         return Ok(());
     }
-    outln!("{}", setting.table(&rows).text())?;
+    outln!("{}", setting.narrow_table(&rows).text(width()))?;
     outln!("{}", rows[0].verdict())?;
     if let Some(figure) = &figure {
         outln!("\n{}", figure.summary())?;
@@ -192,6 +192,28 @@ impl Setting {
         Table {
             columns: std::iter::once(Column::left("queries")).chain(right.map(Column::right)).collect(),
             rows: rows.iter().map(line).collect(),
+            note: self.note(),
+        }
+    }
+
+    /// The same with a line per class, which fits a terminal.
+    fn narrow_table(&self, rows: &[Row]) -> Table {
+        let gap = |gap: f64| format!("{gap:.4}");
+        let lines = |row: &Row| {
+            let classes = [("constant", &row.constant), ("linear", &row.log_linear), ("quadratic", &row.log_quadratic)];
+            let line = |(i, (class, gaps)): (usize, (&str, &Gaps))| {
+                let group = if i == 0 { [row.name.clone(), row.queries.to_string()] } else { Default::default() };
+                // The best constant model earns the same however rewards are shuffled.
+                let shuffled = if i == 0 { "-".to_owned() } else { gap(gaps.shuffled) };
+                group.into_iter().chain([class.to_owned(), gap(gaps.in_sample), gap(gaps.held_out), shuffled]).collect()
+            };
+            classes.into_iter().enumerate().map(line).collect::<Vec<_>>()
+        };
+        let right = ["in sample", "held out", "shuffled"].map(Column::right);
+        let columns = [Column::left("queries"), Column::right("number"), Column::left("class")];
+        Table {
+            columns: columns.into_iter().chain(right).collect(),
+            rows: rows.iter().flat_map(lines).collect(),
             note: self.note(),
         }
     }

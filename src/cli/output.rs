@@ -4,9 +4,11 @@
 //! wanted, so that is not an error; a full disk behind a redirection is.
 
 use std::fmt::Arguments;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use anyhow::Context;
+
+use crate::report::wrap;
 
 /// Prints a line to standard output; fails unless it was written or the reader has closed the pipe.
 macro_rules! outln {
@@ -32,6 +34,28 @@ pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot write to standard output"),
         _ => Ok(()),
     }
+}
+
+/// Columns of standard output where neither the environment nor a terminal says how many it has.
+const COLUMNS: usize = 80;
+/// Below this a table is unreadable anyway.
+const COLUMNS_MIN: usize = 40;
+
+/// Columns that a table may take: what COLUMNS says, else the terminal's width, else 80.
+pub fn width() -> usize {
+    let environment = || std::env::var("COLUMNS").ok()?.parse::<usize>().ok();
+    let terminal = || {
+        let output = io::stdout();
+        let size = rustix::termios::tcgetwinsize(&output).ok().filter(|_| output.is_terminal())?;
+        Some(usize::from(size.ws_col))
+    };
+    let known = environment().or_else(terminal).filter(|columns| *columns > 0);
+    known.unwrap_or(COLUMNS).max(COLUMNS_MIN)
+}
+
+/// A paragraph in lines that fit.
+pub fn paragraph(text: &str) -> String {
+    wrap(&text.replace('\n', " "), width()).join("\n")
 }
 
 /// Prints a line to standard error; drops it if that is closed.

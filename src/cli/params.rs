@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Failure;
-use super::output::{out, outln};
+use super::output::{out, outln, width};
 use crate::config::{Config, EventsSpec};
 use crate::event::{Name, Query};
 use crate::report::{Column, Table};
@@ -123,8 +123,8 @@ fn show(args: &Show, config: &Config) -> anyhow::Result<()> {
     if args.json {
         outln!("{}", serde_json::to_string(&shown).context("cannot print the parameters")?)?;
     } else {
-        outln!("{}", facts.text())?;
-        out!("{}", spectra.text())?;
+        outln!("{}", facts.text(width()))?;
+        out!("{}", spectra.text(width()))?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 
 use super::Failure;
-use super::output::outln;
+use super::output::{outln, width};
 use super::progress::{Progress, Unit};
 use super::summary;
 use crate::config::{Config, Lanes, Settings, StoreConfig};
@@ -104,7 +104,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     if args.json {
         outln!("{}", summary::json(std::slice::from_ref(&outcome.engine), outcome.out_of_order))?;
     } else {
-        outln!("{}", table.text())?;
+        outln!("{}", table.text(width()))?;
         for view in outcome.engine.spaces().take(SPACES_SHOWN) {
             if let Some(worth) = &view.worth {
                 outln!("space {}: {}", view.name, summary::space_verdict(worth))?;

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::Failure;
 use super::client::{self, Decided, NoAnswer, Target, Trust};
-use super::output::{out, outln};
+use super::output::{out, outln, width};
 use super::world::{WorldArgs, share};
 use crate::config::Config;
 use crate::event::Name;
@@ -136,7 +136,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     if args.json {
         outln!("{}", outcome.json(args, &simulation))?;
     } else {
-        out!("{}", table.text())?;
+        out!("{}", table.text(width()))?;
     }
     Ok(())
 }

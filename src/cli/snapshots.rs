@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 
-use super::output::outln;
+use super::output::{outln, width};
 use super::params::utc;
 use super::progress::{Progress, Unit};
 use super::{Failure, summary};
@@ -323,7 +323,7 @@ fn list(place: Place<'_>, csv: Option<&Path>, json: bool) -> anyhow::Result<()> 
     if json {
         outln!("{}", json!({"lane": lane, "bytes_on_disk": bytes, "generations": values}))?;
     } else {
-        outln!("{}", table.text())?;
+        outln!("{}", table.text(width()))?;
     }
     Ok(())
 }
@@ -361,7 +361,7 @@ fn show(place: Place<'_>, generation: Option<u64>, csv: Option<&Path>, json: boo
         outln!("{}", opened.json())?;
         return Ok(());
     }
-    outln!("{}", table.text())?;
+    outln!("{}", table.text(width()))?;
     outln!("generation {}, epoch {}, created {}", opened.generation, opened.head.epoch, utc(opened.head.created_ms))?;
     for view in opened.engine.spaces() {
         let models: Vec<&str> = view.models.iter().map(Name::as_str).collect();

@@ -6,7 +6,7 @@ use anyhow::{Context, anyhow};
 use serde_json::json;
 
 use super::Failure;
-use super::output::{out, outln};
+use super::output::{out, outln, width};
 use crate::config::Config;
 use crate::report::{Column, Table};
 use crate::transport::kafka::cluster::Cluster;
@@ -69,7 +69,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     if shown.json {
         outln!("{}", json!({ "topics": found }))?;
     } else {
-        out!("{}", table.text())?;
+        out!("{}", table.text(width()))?;
     }
     match found.iter().map(|topic| topic.differences.len()).sum::<usize>() {
         0 => Ok(()),

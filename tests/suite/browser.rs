@@ -138,11 +138,21 @@ impl Browser {
     /// A picture of the whole page, kept under target/page.
     pub fn picture(&mut self, name: &str) -> PathBuf {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/page").join(format!("{name}.png"));
-        let shot = self.call("Page.captureScreenshot", json!({"format": "png", "captureBeyondViewport": true}));
-        let bytes = base64::engine::general_purpose::STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
+        let bytes = self.capture(json!({"format": "png", "captureBeyondViewport": true}));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, bytes).unwrap();
         path
+    }
+
+    /// A picture of the top of the page, as PNG.
+    pub fn top(&mut self, width: u32, height: u32) -> Vec<u8> {
+        let clip = json!({"x": 0, "y": 0, "width": width, "height": height, "scale": 1});
+        self.capture(json!({"format": "png", "captureBeyondViewport": true, "clip": clip}))
+    }
+
+    fn capture(&mut self, asked: Value) -> Vec<u8> {
+        let shot = self.call("Page.captureScreenshot", asked);
+        base64::engine::general_purpose::STANDARD.decode(shot["data"].as_str().unwrap()).unwrap()
     }
 
     /// What the console has complained of since the last time.

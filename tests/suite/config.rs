@@ -39,14 +39,7 @@ fn default_toml_documents_every_key_and_only_those() {
     let join = JoinConfig { remember_ms: Some(1), ..JoinConfig::default() };
     let router = RouterConfig { fallback_model: Some(String::new()), ..RouterConfig::default() };
     let complete = toml::Table::try_from(Config { learner, join, router, ..Config::default() }).unwrap();
-    let optional_key = |line: &str| {
-        let text = line.strip_prefix("# ")?;
-        let (key, _) = text.split_once(" = ")?;
-        key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_').then(|| text.to_owned())
-    };
-    let uncommented: String =
-        default_toml().lines().map(|line| optional_key(line).unwrap_or_else(|| line.to_owned()) + "\n").collect();
-    let documented: toml::Table = uncommented.parse().unwrap();
+    let documented = documented();
     assert_eq!(keys(&complete), keys(&documented));
     documented.try_into::<Config>().expect("every documented value is a valid one");
 }
@@ -57,6 +50,23 @@ fn kafka_toml_is_a_fleet() {
     let config: Config = toml::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     config.check().unwrap();
     assert_eq!(config.transport.kafka.lanes, pointsman::config::Lanes::Partition);
+}
+
+/// What the file documents, optional keys included.
+fn documented() -> toml::Table {
+    let optional_key = |line: &str| {
+        let text = line.strip_prefix("# ")?;
+        let (key, _) = text.split_once(" = ")?;
+        key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_').then(|| text.to_owned())
+    };
+    let uncommented: String =
+        default_toml().lines().map(|line| optional_key(line).unwrap_or_else(|| line.to_owned()) + "\n").collect();
+    uncommented.parse().unwrap()
+}
+
+/// Every key that the file documents, with its sections.
+pub fn documented_keys() -> BTreeSet<String> {
+    keys(&documented())
 }
 
 /// All keys of a table, with their sections.

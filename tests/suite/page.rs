@@ -7,6 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::browser::{self, Browser};
+use crate::picture;
 use crate::sidecar::{Client, Process, free_port, write_config};
 use crate::stack::{Stack, WORLD};
 
@@ -25,6 +26,14 @@ fn await_growth(browser: &mut Browser, tile: &str) {
     let start = std::time::Instant::now();
     while number(browser, tile).max(0.0) <= before.max(0.0) {
         assert!(start.elapsed().as_secs() < 60, "{tile} stays {before}");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+}
+
+fn await_at_least(browser: &mut Browser, tile: &str, least: f64) {
+    let start = std::time::Instant::now();
+    while number(browser, tile).max(0.0) < least {
+        assert!(start.elapsed().as_secs() < 300, "{tile} never comes to {least}");
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
 }
@@ -120,6 +129,15 @@ fn the_page_shows_learner_and_router_at_work() {
     let settled =
         "!!document.querySelector('#reward path') && document.querySelectorAll('#spectra .panel').length === 4";
     check_looks(&mut browser, &learner, "learner", settled);
+    // Enough for curves worth a picture, where it is kept.
+    let examples = if picture::is_refresh() { 9000.0 } else { 500.0 };
+    await_at_least(&mut browser, "Examples learned", examples);
+    for scheme in ["light", "dark"] {
+        browser.prefer(scheme);
+        browser.open(&learner, picture::WIDTH);
+        browser.wait_for(settled);
+        picture::show(&mut browser, &format!("page-{scheme}"), "section:has(#lift)");
+    }
 
     let router = format!("http://127.0.0.1:{}/", stack.router);
     browser.open(&router, 1280);
