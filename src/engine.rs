@@ -690,8 +690,8 @@ impl Engine {
         }
     }
 
-    /// Passes an event to its space; a malformed one becomes a dead letter. Returns whether it was valid. `observes`: its time counts; that of
-    /// an event that was held has counted already.
+    /// Passes an event to its space; a malformed one becomes a dead letter. Returns whether it was valid. `observes`: whether
+    /// its time counts; that of a held event has counted already.
     fn take(&mut self, input: Input, observes: bool, place: Option<String>, effects: &mut Effects) -> bool {
         let Input { side, bytes, event, after_ms } = input;
         let taken = match event {

@@ -216,7 +216,8 @@ pub enum BadState {
     Damaged(#[from] Damaged),
     /// It belongs to another configuration.
     #[error(
-        "the saved state has {key} = {saved}, but the configuration has {configured}: set it back, or start with an empty store.dir"
+        "the saved state has {key} = {saved}, but the configuration has {configured}: set it back, or start with an empty \
+         store.dir"
     )]
     Mismatch {
         /// The key that differs.

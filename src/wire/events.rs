@@ -147,7 +147,8 @@ pub enum Bad {
     },
     /// Its time is far ahead of all other events of its space.
     #[error(
-        "ts_ms is {0} ms ahead of the event time of the space, and later events contradict it: check that it is in milliseconds"
+        "ts_ms is {0} ms ahead of the event time of the space, and later events contradict it: check that it is in \
+         milliseconds"
     )]
     Unconfirmed(u64),
     /// Its header names a format that is not known.
