@@ -115,8 +115,8 @@ const MOSTLY_REPEATED: f64 = 0.5;
 /// How steeply that is, over the steepness of inverse gaps.
 const EXPONENTIAL: f64 = 1.0 / 200.0;
 
-/// How many times the rank is kept where all queries were met before.
-const RANKS_REPEATED: usize = 3;
+/// Multiple of the rank that is kept where all queries repeat.
+pub(crate) const RANKS_REPEATED: usize = 3;
 
 /// The second-order part turns to newly known directions after so many examples, doubled each time, up to the second.
 const FIRST_TURN: u64 = 32;

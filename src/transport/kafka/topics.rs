@@ -11,6 +11,7 @@ use super::outlet::LetterLimits;
 use super::state::VALUE_BYTES_MAX;
 use crate::config::{Lanes, Method, Settings, Spec};
 use crate::event::Name;
+use crate::hpg::regression::RANKS_REPEATED;
 use crate::policy::log_quadratic::RECENT_MAX;
 
 /// What a topic is for.
@@ -115,7 +116,9 @@ fn model_bytes(spec: &Spec) -> usize {
 fn rank(spec: &Spec) -> usize {
     match &spec.method {
         Method::Hpg(hpg) | Method::HpgParameterFree(hpg) => hpg.ball.rank,
-        Method::HypentropyRegression(regression) => spec.dim.min(regression.ball.rank + regression.feature_rank),
+        Method::HypentropyRegression(regression) => {
+            spec.dim.min(RANKS_REPEATED * regression.ball.rank + regression.feature_rank)
+        }
         Method::Uniform | Method::Fixed(_) | Method::Exp3(_) => 0,
         // A linear part is as large as an eigenvector.
         Method::LogLinear(_) => 1,
@@ -331,4 +334,19 @@ fn unequal(cluster: &Cluster, of_queries: usize, of_rewards: usize) -> Problem {
     let topics = &cluster.config.topics;
     let (queries, rewards) = (topics.queries.clone(), topics.rewards.clone());
     Problem::UnequalPartitions { queries, of_queries, rewards, of_rewards }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    /// Where queries repeat, regression keeps three times its rank beside the second-order directions.
+    #[test]
+    fn the_largest_parameters_of_regression_are_those_of_repeated_queries() {
+        let text = "[learner]\ndim = 768\nalgorithm = \"hypentropy-regression\"\nrank = 16\nfeature_rank = 24\n";
+        let settings = toml::from_str::<Config>(text).unwrap().check().unwrap();
+        let (eigenvectors, models) = (3 * 16 + 24, 2);
+        assert!(largest_params(&settings).1 >= models * eigenvectors * 4 * (768 + 1));
+    }
 }
