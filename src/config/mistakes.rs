@@ -43,7 +43,7 @@ pub fn is_unknown_key(problem: &str) -> bool {
 }
 
 fn unknown_key(key: &str, field: &str, known: &[&str]) -> String {
-    let section = key.strip_suffix(field).unwrap_or(key);
+    let section = key.strip_suffix(field).unwrap_or(key).trim_start_matches('.');
     let section = if section.is_empty() || section.ends_with('.') { section.to_owned() } else { format!("{section}.") };
     let likeness = |name: &&&str| strsim::osa_distance(name, field);
     match known.iter().min_by_key(likeness).filter(|name| likeness(name) <= 1 + field.len() / 4) {
