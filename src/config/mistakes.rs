@@ -77,6 +77,7 @@ fn mismatch(problem: &str) -> Option<(&str, &str)> {
 enum Found<'a> {
     Value(&'a str),
     Kind(&'a str),
+    Other,
 }
 
 impl Found<'_> {
@@ -84,6 +85,7 @@ impl Found<'_> {
         match self {
             Self::Value(value) => format!("{key} = {value}: {must}"),
             Self::Kind(kind) => format!("{key}: {must}, not {kind}"),
+            Self::Other => format!("{key}: {must}"),
         }
     }
 }
@@ -96,7 +98,8 @@ fn found_in_words(found: &str) -> Found<'_> {
         ("sequence", ..) => Found::Kind("a list"),
         ("map", ..) => Found::Kind("a section"),
         ("null" | "unit value", ..) => Found::Kind("empty"),
-        (other, ..) => Found::Kind(other),
+        (length, ..) if length.starts_with("length ") => Found::Kind(length),
+        _ => Found::Other,
     }
 }
 
