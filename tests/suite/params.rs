@@ -101,7 +101,7 @@ version     1234
 revision    3
 algorithm   hpg
 sampling    inverse_gap, g = 30.5
-floor       0.1, shared out as below
+floor       0.1, distributed as below
 created     2024-11-15T19:46:40Z
 dimension   3
 
