@@ -23,8 +23,7 @@ pub struct Args {
 
 const EXAMPLES: &str = "Examples:
   pointsman check-config --config shop.toml
-  pointsman check-config --config shop.toml --set learner.preset=theory --set learner.intrinsic_rank=2 \
---set learner.horizon=40000
+  pointsman check-config --config shop.toml --set learner.rank=32
   pointsman check-config --json | jq .resolved.learner";
 
 /// What `--json` prints.

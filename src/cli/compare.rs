@@ -36,8 +36,9 @@ use crate::wire::dataset::Dataset;
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Algorithms to compare: values of learner.algorithm, each optionally followed by its own [learner] keys, e.g.
-    /// lin-ucb:features=linear:alpha=1; `configured` is the configured learner
-    #[arg(long, value_delimiter = ',', default_value = DEFAULT_ALGORITHMS)]
+    /// lin-ucb:features=linear:alpha=1; `configured` is the configured learner [default: hypentropy-regression, hpg, lin-ucb,
+    /// quadratic-sgd, log-quadratic, lin-ucb:features=linear, log-linear, exp3]
+    #[arg(long, value_delimiter = ',', default_value = DEFAULT_ALGORITHMS, hide_default_value = true)]
     algorithms: Vec<String>,
     /// Number of queries per run
     #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(10..))]
@@ -111,7 +112,7 @@ const EXAMPLES: &str = "Examples:
   pointsman compare --delay 1000 --refresh 1000
   pointsman compare --switch-at 20000
   pointsman compare --data my-data-set --unseen
-  pointsman compare --config shop.toml --log-queries queries.jsonl.zst --log-rewards rewards.jsonl.zst
+  pointsman compare --config shop.toml --log-queries queries.jsonl --log-rewards rewards.jsonl
 
 Exit codes: 0 success, 1 failed while running, 2 invalid usage or configuration.";
 

@@ -55,13 +55,15 @@ pub struct Args {
 }
 
 const EXAMPLES: &str = "Examples:
-  pointsman dump --config shop.toml --out january --since 2026-01-01T00:00:00Z --until 2026-02-01T00:00:00Z
-  pointsman replay --config shop.toml --queries january/queries/*.zst --rewards january/rewards/*.zst
+  pointsman dump --config shop.toml --out january \\
+      --since 2026-01-01T00:00:00Z --until 2026-02-01T00:00:00Z
+  pointsman replay --config shop.toml \\
+      --queries january/queries/*.zst --rewards january/rewards/*.zst
 
 To learn from history first and then continue live from where it ended (requires transport.kafka.lanes = \"one\"):
   pointsman dump --config shop.toml --out history
-  pointsman replay --config shop.toml --queries history/queries/*.zst --rewards history/rewards/*.zst \\
-      --store data/store --keep-open
+  pointsman replay --config shop.toml --store data/store --keep-open \\
+      --queries history/queries/*.zst --rewards history/rewards/*.zst
   pointsman snapshots import --store data/store --start-at history/positions.json
   pointsman learn --config shop.toml --set store.dir=data/store";
 

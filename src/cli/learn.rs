@@ -41,8 +41,9 @@ pub struct Args {
 
 const EXAMPLES: &str = "Examples:
   pointsman learn --config shop.toml
-  pointsman learn --config shop.toml --set transport.file.dir=/var/log/shop --set store.dir=/var/lib/pointsman
-  pointsman learn --config shop.toml --set transport.kind=kafka --set transport.kafka.brokers=broker:9092
+  pointsman learn --set transport.file.dir=/var/log/shop --set store.dir=/var/lib/pointsman
+  pointsman learn --config shop.toml --set transport.kind=kafka \\
+      --set transport.kafka.brokers=broker:9092
   pointsman learn --config shop.toml --once --json
 
 Exit codes: 0 stopped by a signal or --once, 1 failed while running, 2 invalid usage or configuration.";

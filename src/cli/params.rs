@@ -98,7 +98,8 @@ const SCORE_EXAMPLES: &str = "Examples:
   head -n 1 queries.jsonl | pointsman params score --params default.safetensors --query -
 
 The second command shows how these parameters route the first query of a log. Example output:
-  {\"space\":\"default\",\"params_version\":12,\"scores\":{\"bge\":1.5,\"minilm\":0.1},\"propensities\":{\"bge\":0.8,\"minilm\":0.2}}";
+  {\"space\":\"default\",\"params_version\":12,
+   \"scores\":{\"bge\":1.5,\"minilm\":0.1},\"propensities\":{\"bge\":0.8,\"minilm\":0.2}}";
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {

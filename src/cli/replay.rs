@@ -83,7 +83,7 @@ pub struct Args {
 }
 
 const EXAMPLES: &str = "Examples:
-  pointsman replay --config shop.toml --queries logs/q-*.jsonl.zst --rewards logs/r-*.jsonl.zst --report out
+  pointsman replay --config shop.toml --queries logs/q-*.zst --rewards logs/r-*.zst --report out
   pointsman replay --config shop.toml --from-kafka --since 2026-01-01T00:00:00Z --report out
 
 To learn from the whole topics first and then continue live:

@@ -405,7 +405,8 @@ fn export(place: Place<'_>, space: &Name, generation: Option<u64>, out: &Path) -
     let spec = opened.settings.space(space);
     let bytes = export::encode(&view, spec.dim, spec.algorithm());
     std::fs::write(out, bytes).with_context(|| format!("cannot write {}", out.display()))?;
-    outln!("space {space}, version {}, generation {}: {}", view.version, opened.generation, out.display())?;
+    let (version, generation) = (view.version, opened.generation);
+    outln!("exported space {space}, version {version}, generation {generation}, to {}", out.display())?;
     Ok(())
 }
 
@@ -484,7 +485,8 @@ fn drop_spaces(place: Place<'_>, spaces: &[Name]) -> anyhow::Result<()> {
     for space in spaces {
         if !engine.drop_space(space) {
             let there: Vec<&str> = engine.names().map(Name::as_str).take(20).collect();
-            return Err(anyhow!("no space {space} in lane {lane}: it has {}", there.join(", ")));
+            let there = if there.is_empty() { "no spaces".to_owned() } else { there.join(", ") };
+            return Err(anyhow!("no space {space} in lane {lane}: it has {there}"));
         }
         head.publications.remove(space);
     }

@@ -43,7 +43,7 @@ pub fn is_unknown_key(problem: &str) -> bool {
 }
 
 fn unknown_key(key: &str, field: &str, known: &[&str]) -> String {
-    let section = key.strip_suffix(field).unwrap_or(key);
+    let section = key.strip_suffix(field).unwrap_or(key).trim_start_matches('.');
     let section = if section.is_empty() || section.ends_with('.') { section.to_owned() } else { format!("{section}.") };
     let likeness = |name: &&&str| strsim::osa_distance(name, field);
     match known.iter().min_by_key(likeness).filter(|name| likeness(name) <= 1 + field.len() / 4) {
@@ -77,6 +77,7 @@ fn mismatch(problem: &str) -> Option<(&str, &str)> {
 enum Found<'a> {
     Value(&'a str),
     Kind(&'a str),
+    Other,
 }
 
 impl Found<'_> {
@@ -84,6 +85,7 @@ impl Found<'_> {
         match self {
             Self::Value(value) => format!("{key} = {value}: {must}"),
             Self::Kind(kind) => format!("{key}: {must}, not {kind}"),
+            Self::Other => format!("{key}: {must}"),
         }
     }
 }
@@ -96,7 +98,8 @@ fn found_in_words(found: &str) -> Found<'_> {
         ("sequence", ..) => Found::Kind("a list"),
         ("map", ..) => Found::Kind("a section"),
         ("null" | "unit value", ..) => Found::Kind("empty"),
-        (other, ..) => Found::Kind(other),
+        (length, ..) if length.starts_with("length ") => Found::Kind(length),
+        _ => Found::Other,
     }
 }
 

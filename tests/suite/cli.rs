@@ -162,6 +162,32 @@ fn completions_and_manual_pages_know_every_command() {
     assert!(directory.path().join("pointsman-snapshots-rollback.1").is_file());
 }
 
+/// The names of the commands that a help text lists.
+fn listed(help: &str) -> Vec<String> {
+    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+#[test]
+fn help_teaches_by_example_and_fits_100_columns() {
+    let check = |arguments: &[&str]| {
+        let help = text(&pointsman(&[arguments, &["--help"]].concat()).stdout);
+        let long = help.lines().find(|line| line.chars().count() > 100);
+        assert_eq!(long, None, "{arguments:?}");
+        help
+    };
+    let top = check(&[]);
+    assert!(top.contains("Examples:") && top.contains("Exit codes:"), "{top}");
+    for command in listed(&top) {
+        let help = check(&[&command]);
+        assert!(help.contains("Examples:") && help.contains(&format!("  pointsman {command}")), "{help}");
+        for inner in listed(&help) {
+            check(&[&command, &inner]);
+        }
+    }
+}
+
 /// Runs `learn --once` on empty logs and returns what it logs.
 fn logged(format: &str, environment: &[(&str, &str)], stderr: Stdio) -> String {
     let directory = tempfile::tempdir().unwrap();

@@ -252,7 +252,7 @@ fn a_dump_is_learned_and_gone_on_from() {
     assert!(lost.code == Some(1) && lost.err.contains("snapshots import --start-at FILE"), "{}", lost.err);
     let import = ["snapshots", "import", store[0], store[1], "--start-at", "d/positions.json"];
     let imported = topics.site.run(&import);
-    assert!(imported.code == Some(0) && imported.out.contains("6 partitions are read on from"), "{imported:?}");
+    assert!(imported.code == Some(0) && imported.out.contains("set 6 partitions to the positions in"), "{imported:?}");
     let live = topics.json(&learn);
 
     let fresh = topics.json(&["learn", "--once", "--json", "--set", "audit.applied_log=all.jsonl"]);

@@ -101,7 +101,7 @@ version     1234
 revision    3
 algorithm   hpg
 sampling    inverse_gap, g = 30.5
-floor       0.1, shared out as below
+floor       0.1, distributed as below
 created     2024-11-15T19:46:40Z
 dimension   3
 
@@ -242,7 +242,7 @@ fn bad_queries_and_files_exit_with_1_and_say_why() {
         ("{\"query\":\"AADAfwAAgD8AAIA/\"}", "/query contains a number that is not finite"),
         ("[NaN, 0, 1]", "expected one JSON value: an array of numbers"),
         ("AACAPwAAgD8AAIA/", "expected one JSON value: an array of numbers"),
-        ("", "no query in standard input"),
+        ("", "standard input contains no valid query"),
         ("[1, 2, 3]\n[1, 2, 3]\n", "trailing characters at line 2"),
         ("\"AACAPwAA\"", "the query must be an array of numbers or base64"),
         ("7", "the query must be an array of numbers or base64"),
@@ -253,7 +253,7 @@ fn bad_queries_and_files_exit_with_1_and_say_why() {
         check(&["score", "--params", &golden, "--query", "-"], query, 1, expected);
     }
     let limit = ["score", "--params", &golden, "--query", "-", "--set", "events.bytes_max=64"];
-    check(&limit, &format!("[1, 2, 3{}]", " ".repeat(64)), 1, "more bytes than events.bytes_max = 64");
+    check(&limit, &format!("[1, 2, 3{}]", " ".repeat(64)), 1, "larger than events.bytes_max = 64 bytes");
     check(&["score", "--params", &golden, "--query", "/nowhere.json"], "", 1, "cannot read /nowhere.json");
 
     let directory = tempfile::tempdir().unwrap();
@@ -266,9 +266,9 @@ fn bad_queries_and_files_exit_with_1_and_say_why() {
     for (file, expected) in [
         ("/nowhere.safetensors".to_owned(), "cannot read /nowhere.safetensors"),
         (place, "cannot read"),
-        (write(directory.path(), "empty", ""), "empty: not a safetensors file: header too small"),
-        (write(directory.path(), "cut", &bytes[..bytes.len() - 1]), "cut: not a safetensors file"),
-        (write(directory.path(), "text", "[1, 2, 3] and more of it"), "text: not a safetensors file"),
+        (write(directory.path(), "empty", ""), "empty is not a valid parameter file: not a safetensors file: header too small"),
+        (write(directory.path(), "cut", &bytes[..bytes.len() - 1]), "cut is not a valid parameter file: not a safetensors file"),
+        (write(directory.path(), "text", "[1, 2, 3] and more of it"), "text is not a valid parameter file: not a safetensors file"),
         (write(directory.path(), "other", changed("pointsman.params", "pointsman.parade")), "metadata format:"),
         (write(directory.path(), "dim", changed("\"dim\":\"3\"", "\"dim\":\"4\"")), "does not match dim = 4"),
         (write(directory.path(), "floor", changed("\"0.1\"", "\"1.1\"")), "metadata floor: 1.1 is not between 0 and 1"),
