@@ -57,11 +57,11 @@ impl Table {
     pub fn text(&self, width: usize) -> String {
         let head: Vec<String> = self.columns.iter().map(|c| plain(&c.title)).collect();
         let rows: Vec<Vec<String>> = self.rows.iter().map(|row| self.cells(row)).collect();
-        let widths = fit(&head, &rows, width);
-        let rule: Vec<String> = widths.iter().map(|w| "─".repeat(*w)).collect();
-        let mut lines = self.lines(&head, &widths, Stand::Bottom);
-        lines.push(self.line(&rule, &widths));
-        lines.extend(rows.iter().flat_map(|row| self.lines(row, &widths, Stand::Top)));
+        let layout = Layout::fit(&head, &rows, width);
+        let rule: Vec<String> = layout.widths.iter().map(|w| "─".repeat(*w)).collect();
+        let mut lines = self.lines(&head, &layout, Stand::Bottom);
+        lines.push(self.line(&rule, &layout));
+        lines.extend(rows.iter().flat_map(|row| self.lines(row, &layout, Stand::Top)));
         lines.extend(self.note.as_deref().into_iter().flat_map(|note| wrap(&plain(note), width)));
         lines.iter().map(|line| format!("{line}\n")).collect()
     }
@@ -106,19 +106,19 @@ impl Table {
     }
 
     /// The lines of one row: as many as its tallest cell has.
-    fn lines(&self, row: &[String], widths: &[usize], stand: Stand) -> Vec<String> {
-        let cells: Vec<Vec<String>> = row.iter().zip(widths).map(|(cell, &width)| wrap(cell, width)).collect();
+    fn lines(&self, row: &[String], layout: &Layout, stand: Stand) -> Vec<String> {
+        let cells: Vec<Vec<String>> = row.iter().zip(&layout.widths).map(|(cell, &width)| wrap(cell, width)).collect();
         let height = cells.iter().map(Vec::len).max().unwrap_or(0).max(1);
         let part = |cell: &Vec<String>, line: usize| {
             let above = if stand == Stand::Bottom { height - cell.len() } else { 0 };
             line.checked_sub(above).and_then(|i| cell.get(i)).cloned().unwrap_or_default()
         };
         let line = |i: usize| cells.iter().map(|cell| part(cell, i)).collect::<Vec<_>>();
-        (0..height).map(|i| self.line(&line(i), widths)).collect()
+        (0..height).map(|i| self.line(&line(i), layout)).collect()
     }
 
-    fn line(&self, row: &[String], widths: &[usize]) -> String {
-        let padded: Vec<String> = (self.columns.iter().zip(row).zip(widths))
+    fn line(&self, row: &[String], layout: &Layout) -> String {
+        let padded: Vec<String> = (self.columns.iter().zip(row).zip(&layout.widths))
             .map(|((column, cell), &width)| {
                 let room = " ".repeat(width.saturating_sub(cell.width()));
                 match column.align {
@@ -127,12 +127,12 @@ impl Table {
                 }
             })
             .collect();
-        padded.join(GAP).trim_end().to_owned()
+        padded.join(&" ".repeat(layout.gap)).trim_end().to_owned()
     }
 }
 
-/// Between two columns.
-const GAP: &str = "  ";
+/// Spaces between two columns, and where there is no room for them.
+const GAPS: [usize; 2] = [2, 1];
 /// No column becomes narrower.
 const NARROWEST: usize = 3;
 
@@ -143,50 +143,111 @@ enum Stand {
     Bottom,
 }
 
-/// Column widths with which a table fits, if any do. Narrows the widest column step by step, then gives back the room
-/// that wrapping left over.
-fn fit(head: &[String], rows: &[Vec<String>], width: usize) -> Vec<usize> {
-    let longest_word = |cell: &String| words(cell).map(|word| word.width()).max().unwrap_or(0);
-    let cells =
-        |i: usize, measure: &dyn Fn(&String) -> usize| rows.iter().map(|row| measure(&row[i])).max().unwrap_or(0);
-    let floors = |i: usize| {
-        let (heading, whole) = (longest_word(&head[i]), cells(i, &|cell| cell.width()));
-        [heading.max(whole), heading.max(cells(i, &longest_word)), NARROWEST]
-    };
-    let all: Vec<[usize; 3]> = (0..head.len()).map(floors).collect();
-    let natural: Vec<usize> = (0..head.len()).map(|i| head[i].width().max(all[i][0])).collect();
-    let mut widths = natural.clone();
-    let room = width.saturating_sub(GAP.len() * head.len().saturating_sub(1));
-    for stage in 0..3 {
-        while widths.iter().sum::<usize>() > room {
-            let wide = (0..widths.len()).filter(|&i| widths[i] > all[i][stage]).max_by_key(|&i| widths[i]);
-            let Some(i) = wide else { break };
-            widths[i] -= 1;
-        }
-    }
-    let used = |i: usize, cell: &String| wrap(cell, widths[i]).iter().map(|line| line.width()).max().unwrap_or(0);
-    let mut widths: Vec<usize> =
-        (0..head.len()).map(|i| used(i, &head[i]).max(cells(i, &|cell| used(i, cell)))).collect();
-    let mut left = room.saturating_sub(widths.iter().sum());
-    let mut narrowed: Vec<usize> = (0..head.len()).filter(|&i| widths[i] < natural[i]).collect();
-    narrowed.sort_by_key(|&i| natural[i] - widths[i]);
-    for i in narrowed {
-        let more = left.min(natural[i] - widths[i]);
-        widths[i] += more;
-        left -= more;
-    }
-    widths
+/// How wide columns are, and the spaces between them.
+struct Layout {
+    widths: Vec<usize>,
+    gap: usize,
 }
 
-/// Words of a text. A sign of deviation stays with its number.
+impl Layout {
+    /// A layout that fits, if any does. Narrows the widest column step by step: until headings wrap, until cells wrap,
+    /// with less space between columns, until words break. Then gives the room that wrapping leaves over to columns
+    /// that need fewer lines with it.
+    fn fit(head: &[String], rows: &[Vec<String>], width: usize) -> Self {
+        let column = |i: usize| Lines { cells: rows.iter().map(|row| &row[i]).chain([&head[i]]).collect() };
+        let columns: Vec<Lines<'_>> = (0..head.len()).map(column).collect();
+        let natural: Vec<usize> = columns.iter().map(|column| column.widest(|cell| cell.width())).collect();
+        let words: Vec<usize> = columns.iter().map(|column| column.widest(|cell| longest_segment(cell))).collect();
+        let body = |i: usize| rows.iter().map(|row| row[i].width()).max().unwrap_or(0);
+        let headings: Vec<usize> = (0..head.len()).map(|i| body(i).max(longest_segment(&head[i]))).collect();
+        let narrowest = vec![NARROWEST; head.len()];
+        let [wide, tight] = GAPS;
+        let stages = [(&headings, wide), (&words, wide), (&words, tight), (&narrowest, tight)];
+        let (mut widths, mut gap) = (natural.clone(), wide);
+        let room = |gap: usize| width.saturating_sub(gap * head.len().saturating_sub(1));
+        for (floors, with_gap) in stages {
+            if widths.iter().sum::<usize>() <= room(gap) {
+                break;
+            }
+            gap = with_gap;
+            narrow(&mut widths, floors, room(gap));
+        }
+        for (width, column) in widths.iter_mut().zip(&columns) {
+            *width = column.widest(|cell| wrap(cell, *width).iter().map(|line| line.width()).max().unwrap_or(0));
+        }
+        while let Some((more, i)) = cheapest_line(&columns, &widths, &natural, room(gap)) {
+            widths[i] += more;
+        }
+        Self { widths, gap }
+    }
+}
+
+/// The cells of one column, its heading among them.
+struct Lines<'a> {
+    cells: Vec<&'a String>,
+}
+
+impl Lines<'_> {
+    fn widest(&self, measure: impl Fn(&str) -> usize) -> usize {
+        self.cells.iter().map(|cell| measure(cell)).max().unwrap_or(0)
+    }
+
+    /// Lines of all cells together.
+    fn height(&self, width: usize) -> usize {
+        self.cells.iter().map(|cell| wrap(cell, width).len()).sum()
+    }
+}
+
+/// Takes from the widest column, down to the floors, until there is room.
+fn narrow(widths: &mut [usize], floors: &[usize], room: usize) {
+    while widths.iter().sum::<usize>() > room {
+        let wide = (0..widths.len()).filter(|&i| widths[i] > floors[i]).max_by_key(|&i| widths[i]);
+        let Some(i) = wide else { return };
+        widths[i] -= 1;
+    }
+}
+
+/// The least that a column must be widened by to need fewer lines, and which.
+fn cheapest_line(columns: &[Lines<'_>], widths: &[usize], natural: &[usize], room: usize) -> Option<(usize, usize)> {
+    let left = room.saturating_sub(widths.iter().sum());
+    let more = |i: usize| {
+        let height = columns[i].height(widths[i]);
+        let most = left.min(natural[i].saturating_sub(widths[i]));
+        Some(((1..=most).find(|more| columns[i].height(widths[i] + more) < height)?, i))
+    };
+    (0..columns.len()).filter_map(more).min()
+}
+
+fn longest_segment(text: &str) -> usize {
+    words(text).flat_map(segments).map(|segment| segment.width()).max().unwrap_or(0)
+}
+
+/// Words of a text. A deviation keeps its sign, the end of a range its "to".
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text.trim();
     std::iter::from_fn(move || {
-        let after_sign = rest.strip_prefix("± ").map_or(0, |_| "± ".len());
-        let end = rest[after_sign..].find(' ').map_or(rest.len(), |at| at + after_sign);
+        let is_number = |text: &&str| text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+'));
+        let after = ["± ", "to "].iter().find_map(|lead| rest.strip_prefix(lead).filter(is_number));
+        let lead = after.map_or(0, |after| rest.len() - after.len());
+        let end = rest[lead..].find(' ').map_or(rest.len(), |at| at + lead);
         let word = &rest[..end];
         rest = rest[end..].trim_start();
         (!word.is_empty()).then_some(word)
+    })
+}
+
+/// Parts that a long word may be broken into: `data/`, `log/`, `hypentropy-`, `regression`.
+fn segments(word: &str) -> impl Iterator<Item = &str> {
+    let mut rest = word;
+    std::iter::from_fn(move || {
+        let is_break = |at: usize, c: char| {
+            let (before, after) = (&rest[..at], &rest[at + c.len_utf8()..]);
+            before.ends_with(char::is_alphabetic) && after.starts_with(char::is_alphabetic)
+        };
+        let found = rest.char_indices().find(|&(at, c)| matches!(c, '-' | '/' | '_' | ':' | '=') && is_break(at, c));
+        let (segment, after) = rest.split_at(found.map_or(rest.len(), |(at, c)| at + c.len_utf8()));
+        rest = after;
+        (!segment.is_empty()).then_some(segment)
     })
 }
 
@@ -209,13 +270,25 @@ fn pieces(word: &str, width: usize) -> Vec<String> {
         return vec![word.to_owned()];
     }
     let mut pieces: Vec<String> = Vec::new();
-    for c in word.chars() {
+    for segment in segments(word) {
         match pieces.last_mut() {
-            Some(piece) if piece.width() + c.width().unwrap_or(0) <= width => piece.push(c),
-            _ => pieces.push(c.to_string()),
+            Some(piece) if piece.width() + segment.width() <= width => piece.push_str(segment),
+            _ => pieces.extend(chunks(segment, width)),
         }
     }
     pieces
+}
+
+/// A text, cut wherever a line is full.
+fn chunks(text: &str, width: usize) -> Vec<String> {
+    let mut chunks: Vec<String> = Vec::new();
+    for c in text.chars() {
+        match chunks.last_mut() {
+            Some(chunk) if chunk.width() + c.width().unwrap_or(0) <= width => chunk.push(c),
+            _ => chunks.push(c.to_string()),
+        }
+    }
+    chunks
 }
 
 impl Column {
@@ -265,11 +338,11 @@ means of 3 runs
         table.columns[1].title = "mean reward of all queries".into();
         let wide = ["model           mean reward of all queries  où"];
         let headings = [
-            "                 mean reward of all",
-            "model                       queries  où",
-            "──────────────  ───────────────────  ────────",
-            "HPG, practical      0.7123 ± 0.0034  a b",
-            "uniform                         0.5  品質管理",
+            "                mean reward of all",
+            "model                      queries  où",
+            "──────────────  ──────────────────  ────────",
+            "HPG, practical     0.7123 ± 0.0034  a b",
+            "uniform                        0.5  品質管理",
             "means of the runs",
         ];
         let cells = [
@@ -288,6 +361,9 @@ means of 3 runs
             let text = table.text(width);
             assert!(text.starts_with(&expected), "at {width}:\n{text}");
         }
+        let path = ["data/log/", "params/", "default.s", "afetensor", "s"];
+        assert_eq!(wrap("data/log/params/default.safetensors", 9), path);
+        assert_eq!(wrap("0.1 to 0.2 or -0.3", 6), ["0.1", "to 0.2", "or", "-0.3"]);
         for width in 13..80 {
             let text = table.text(width);
             assert!(text.lines().all(|line| line.width() <= width), "at {width}:\n{text}");

@@ -12,7 +12,7 @@ use crate::picture::pictures;
 
 fn pointsman(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    command.args(arguments).env_remove("RUST_LOG");
+    command.args(arguments).env_remove("RUST_LOG").env("COLUMNS", "200");
     command.output().unwrap()
 }
 

@@ -18,7 +18,8 @@ const SPACE: [&str; 4] = ["--set", "learner.dim=8", "--set", "learner.models=[\"
 /// Exit code, standard output, standard error.
 fn evaluate(arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    let output = command.arg("evaluate").args(arguments).args(SPACE).env_remove("RUST_LOG").output().unwrap();
+    command.arg("evaluate").args(arguments).args(SPACE).env_remove("RUST_LOG").env("COLUMNS", "200");
+    let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 /// Runs `pointsman params` with this standard input.
 fn run(arguments: &[&str], input: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    command.arg("params").args(arguments).env_remove("RUST_LOG");
+    command.arg("params").args(arguments).env_remove("RUST_LOG").env("COLUMNS", "200");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // A program that fails before it reads closes the pipe: that is no failure of the test.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());

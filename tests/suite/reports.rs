@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use pointsman::router::Distribution;
 use pointsman::simulate::World;
 use pointsman::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
 use pointsman::simulate::queries::Shape;
@@ -57,25 +58,17 @@ impl Desk {
             let query = world.next_query();
             let expected = world.expected_rewards(&query);
             let weights: Vec<f64> = expected.iter().map(|reward| (4.0 * reward).exp()).collect();
-            let sum: f64 = weights.iter().sum();
-            let u = draws.random::<f64>() * sum;
-            let model = weights
-                .iter()
-                .scan(0.0, |so_far, w| {
-                    *so_far += w;
-                    Some(*so_far)
-                })
-                .position(|so_far| u < so_far);
-            let model = model.unwrap_or(MODELS.len() - 1);
+            let played: Vec<f64> = weights.iter().map(|w| w / weights.iter().sum::<f64>()).collect();
             let propensities: Value =
-                MODELS.iter().zip(&weights).map(|(name, w)| ((*name).to_owned(), json!(w / sum))).collect();
+                MODELS.iter().zip(&played).map(|(name, p)| ((*name).to_owned(), json!(p))).collect();
+            let model = Distribution { policy: played.clone(), propensities: played }.draw(draws.random());
             let reward = if draws.random::<f64>() < expected[model] { 1.0 } else { 0.0 };
             let (id, ts_ms) = (format!("r{i}"), 1_700_000_000_000 + 100 * i);
-            let vector = query.as_slice();
-            queries += &format!(
-                "{}\n",
-                json!({"request_id": id, "ts_ms": ts_ms, "query": vector, "model": MODELS[model], "propensities": propensities})
-            );
+            let (vector, name) = (query.as_slice(), MODELS[model]);
+            let event = json!({
+                "request_id": id, "ts_ms": ts_ms, "query": vector, "model": name, "propensities": propensities,
+            });
+            queries += &format!("{event}\n");
             rewards += &format!("{}\n", json!({"request_id": id, "ts_ms": ts_ms + 40, "reward": reward}));
         }
         for (side, lines) in [("queries", queries), ("rewards", rewards)] {
@@ -150,7 +143,7 @@ fn report_tables_keep_their_columns() {
     let mut browser = Browser::start();
     for (name, arguments) in reporting() {
         desk.run(None, &arguments);
-        let url = format!("file://{}", desk.path("report").join(format!("{name}.html")).display());
+        let url = report_url(&desk.path("report"), name);
         browser.prefer("light");
         browser.open(&url, picture::WIDTH);
         assert_eq!(browser.eval(CUT_OFF), json!([]), "{name}");
