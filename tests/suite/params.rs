@@ -266,9 +266,18 @@ fn bad_queries_and_files_exit_with_1_and_say_why() {
     for (file, expected) in [
         ("/nowhere.safetensors".to_owned(), "cannot read /nowhere.safetensors"),
         (place, "cannot read"),
-        (write(directory.path(), "empty", ""), "empty is not a valid parameter file: not a safetensors file: header too small"),
-        (write(directory.path(), "cut", &bytes[..bytes.len() - 1]), "cut is not a valid parameter file: not a safetensors file"),
-        (write(directory.path(), "text", "[1, 2, 3] and more of it"), "text is not a valid parameter file: not a safetensors file"),
+        (
+            write(directory.path(), "empty", ""),
+            "empty is not a valid parameter file: not a safetensors file: header too small",
+        ),
+        (
+            write(directory.path(), "cut", &bytes[..bytes.len() - 1]),
+            "cut is not a valid parameter file: not a safetensors file",
+        ),
+        (
+            write(directory.path(), "text", "[1, 2, 3] and more of it"),
+            "text is not a valid parameter file: not a safetensors file",
+        ),
         (write(directory.path(), "other", changed("pointsman.params", "pointsman.parade")), "metadata format:"),
         (write(directory.path(), "dim", changed("\"dim\":\"3\"", "\"dim\":\"4\"")), "does not fit dim = 4"),
         (write(directory.path(), "floor", changed("\"0.1\"", "\"1.1\"")), "metadata floor: 1.1 is out of range"),

@@ -56,7 +56,7 @@ fn what_is_there_is_shown() {
     );
 
     let table = site.run(&["snapshots", "list", "--store", "data/store"]);
-    assert_eq!(table.out.matches("whole").count(), 3, "{}", table.out);
+    assert_eq!(table.out.lines().filter(|line| line.ends_with("  ok")).count(), 3, "{}", table.out);
     let written = |arguments: &[&str]| {
         assert_eq!(site.run(&[arguments, &["--csv", "table.csv"]].concat()).code, Some(0));
         fs::read_to_string(site.path("table.csv")).unwrap()
@@ -251,7 +251,7 @@ fn import_goes_on_from_what_is_whole() {
     );
     let run = site.run(&["snapshots", "import", "--from", "all.safetensors"]);
     assert_eq!(run.code, Some(0), "{}", run.err);
-    assert!(run.err.contains("a snapshot is damaged"), "{}", run.err);
+    assert!(run.err.contains("damaged snapshot, trying the previous generation"), "{}", run.err);
     let imported = site.json(&["snapshots", "show", "--json"]);
     for key in ["queries", "rewards", "applied", "pending", "version"] {
         assert_eq!(imported[key], older[key], "{key}");
