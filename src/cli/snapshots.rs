@@ -291,7 +291,7 @@ fn newest(archive: &DirArchive, lane: &str, generations: &[u64]) -> anyhow::Resu
         let opened = Reading::new(archive, lane, &[generation])?.read(generation);
         match opened {
             Err(error) if error.is::<DamagedSnapshot>() => {
-                tracing::error!(problem = %error, "damaged snapshot, trying the previous generation");
+                tracing::error!(problem = %error, "snapshot is damaged; trying the previous generation");
             }
             opened => return opened,
         }
