@@ -63,8 +63,8 @@ fn main() {
          start to exit, durable at the end; broker on the same machine"
     );
     let rows = vec![row("raw consumer, discarding", raw), row("pointsman learn", learn)];
-    println!("{}", Table { columns, rows, note: Some(note) }.text());
-    println!("{}", stages(&text, &queries, &rewards).text());
+    println!("{}", Table { columns, rows, note: Some(note) }.text(120));
+    println!("{}", stages(&text, &queries, &rewards).text(120));
 }
 
 /// What the stages take, each alone on one thread.

@@ -53,9 +53,9 @@ fn main() {
     std::fs::write(&config, text).expect("a configuration");
     let logs = ["array", "array of f64", "base64"].map(|form| write_logs(dir.path(), form, requests, dim, &models));
     let bench = Bench { requests, rounds, dim, config, logs };
-    println!("{}", bench.programs(dir.path()).text());
-    println!("{}", bench.alternatives().text());
-    println!("{}", bench.stages().text());
+    println!("{}", bench.programs(dir.path()).text(120));
+    println!("{}", bench.alternatives().text(120));
+    println!("{}", bench.stages().text(120));
 }
 
 fn variable(name: &str, otherwise: usize) -> usize {

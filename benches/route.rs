@@ -53,8 +53,8 @@ fn main() {
     let note = Some(
         "one thread; medians of 200 rounds; the product is faer's, of the same matrix in the same order".to_owned(),
     );
-    println!("{}", Table { columns: headings.map(Column::right).to_vec(), rows, note }.text());
-    println!("{}", swaps().text());
+    println!("{}", Table { columns: headings.map(Column::right).to_vec(), rows, note }.text(120));
+    println!("{}", swaps().text(120));
 }
 
 /// Median time of each, in microseconds.

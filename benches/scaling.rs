@@ -67,7 +67,7 @@ fn main() {
         spaces,
     ];
     let (table, state) = (table(&curves), state_bytes());
-    println!("{}", table.text());
+    println!("{}", table.text(120));
     println!("state of a learner at (768, 8, 16): {:.2} MB", state as f64 / 1e6);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench-report/scaling.html");
     std::fs::create_dir_all(path.parent().expect("a directory")).expect("target can be written");

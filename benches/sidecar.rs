@@ -84,7 +84,7 @@ fn main() {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let note =
         format!("d={DIM} M={MODELS} k={RANK}, {CONNECTIONS} connections; client and servers share {cores} cores");
-    println!("{}", Table { columns, rows, note: Some(note) }.text());
+    println!("{}", Table { columns, rows, note: Some(note) }.text(120));
 }
 
 /// A server that ends with the benchmark.

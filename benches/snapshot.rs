@@ -59,7 +59,7 @@ fn main() {
         measure(pending, &directory, &mut table);
     }
     let _ = std::fs::remove_dir_all(&directory);
-    println!("{}", table.text());
+    println!("{}", table.text(120));
 }
 
 /// One engine, and each of its snapshots into every store.

@@ -77,7 +77,7 @@ fn main() {
             ]);
         }
     }
-    println!("{}", table.text());
+    println!("{}", table.text(120));
 }
 
 fn ratio(x: f64) -> String {

@@ -57,8 +57,8 @@ fn main() {
         println!("{}", output::as_json(&machine, &limits, &stages));
         return;
     }
-    println!("{}", output::machine_table(&machine, &limits).text());
-    println!("{}", output::stage_table(&stages).text());
+    println!("{}", output::machine_table(&machine, &limits).text(120));
+    println!("{}", output::stage_table(&stages).text(120));
 }
 
 /// Queries as routers get them.
