@@ -36,6 +36,11 @@ pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
+/// Prints a line to standard error; drops it if that is closed.
+pub fn report(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
 /// Columns of standard output where neither the environment nor a terminal says how many it has.
 const COLUMNS: usize = 80;
 /// Below this a table is unreadable anyway.
@@ -56,9 +61,4 @@ pub fn width() -> usize {
 /// A paragraph in lines that fit.
 pub fn paragraph(text: &str) -> String {
     wrap(&text.replace('\n', " "), width()).join("\n")
-}
-
-/// Prints a line to standard error; drops it if that is closed.
-pub fn report(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
 }

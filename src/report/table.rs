@@ -154,10 +154,10 @@ impl Layout {
     /// with less space between columns, until words break. Then gives the room that wrapping leaves over to columns
     /// that need fewer lines with it.
     fn fit(head: &[String], rows: &[Vec<String>], width: usize) -> Self {
-        let column = |i: usize| Lines { cells: rows.iter().map(|row| &row[i]).chain([&head[i]]).collect() };
-        let columns: Vec<Lines<'_>> = (0..head.len()).map(column).collect();
+        let column = |i: usize| ColumnCells { cells: rows.iter().map(|row| &row[i]).chain([&head[i]]).collect() };
+        let columns: Vec<ColumnCells<'_>> = (0..head.len()).map(column).collect();
         let natural: Vec<usize> = columns.iter().map(|column| column.widest(|cell| cell.width())).collect();
-        let words: Vec<usize> = columns.iter().map(|column| column.widest(|cell| longest_segment(cell))).collect();
+        let words: Vec<usize> = columns.iter().map(|column| column.widest(longest_segment)).collect();
         let body = |i: usize| rows.iter().map(|row| row[i].width()).max().unwrap_or(0);
         let headings: Vec<usize> = (0..head.len()).map(|i| body(i).max(longest_segment(&head[i]))).collect();
         let narrowest = vec![NARROWEST; head.len()];
@@ -183,11 +183,11 @@ impl Layout {
 }
 
 /// The cells of one column, its heading among them.
-struct Lines<'a> {
+struct ColumnCells<'a> {
     cells: Vec<&'a String>,
 }
 
-impl Lines<'_> {
+impl ColumnCells<'_> {
     fn widest(&self, measure: impl Fn(&str) -> usize) -> usize {
         self.cells.iter().map(|cell| measure(cell)).max().unwrap_or(0)
     }
@@ -208,7 +208,12 @@ fn narrow(widths: &mut [usize], floors: &[usize], room: usize) {
 }
 
 /// The least that a column must be widened by to need fewer lines, and which.
-fn cheapest_line(columns: &[Lines<'_>], widths: &[usize], natural: &[usize], room: usize) -> Option<(usize, usize)> {
+fn cheapest_line(
+    columns: &[ColumnCells<'_>],
+    widths: &[usize],
+    natural: &[usize],
+    room: usize,
+) -> Option<(usize, usize)> {
     let left = room.saturating_sub(widths.iter().sum());
     let more = |i: usize| {
         let height = columns[i].height(widths[i]);

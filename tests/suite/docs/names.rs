@@ -19,8 +19,9 @@ pub struct Names {
 }
 
 /// Flags of other programs that stand alone in code spans.
-const FOREIGN_FLAGS: [&str; 8] = [
+const FOREIGN_FLAGS: [&str; 9] = [
     "--all-targets",
+    "--cacert",
     "--features",
     "--install",
     "--lib",

@@ -81,7 +81,7 @@ pub fn arguments_of(command: &[String]) -> Option<&[String]> {
         "docker" | "kubectl" => command.iter().take(4).any(|word| word == "run" || word == "exec"),
         first => is_timed || PREFIXES.contains(&first),
     };
-    let at = command.iter().position(is_program).filter(|_| runs)?;
+    let at = command.iter().position(|word| is_program(word)).filter(|_| runs)?;
     Some(&command[at + 1..])
 }
 
@@ -90,7 +90,7 @@ fn is_name(c: char) -> bool {
 }
 
 /// `pointsman`, by whatever path, or an image of that name.
-fn is_program(word: &String) -> bool {
+fn is_program(word: &str) -> bool {
     word.rsplit('/').next().and_then(|name| name.split(':').next()) == Some("pointsman")
 }
 
