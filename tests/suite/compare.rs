@@ -18,7 +18,8 @@ use crate::picture::pictures;
 fn compare(dir: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
     let report = dir.join("report");
-    command.arg("compare").args(arguments).args(["--report", report.to_str().unwrap()]).env_remove("RUST_LOG");
+    command.arg("compare").args(arguments).args(["--report", report.to_str().unwrap()]);
+    command.env_remove("RUST_LOG").env("COLUMNS", "200");
     let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
