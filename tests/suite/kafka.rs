@@ -366,7 +366,7 @@ fn what_is_wrong_has_a_name() {
     let place = Place::without_topics(brokers, SMALL);
     says(place.fails(&["learn", "--once"]), &["does not exist", "pointsman topics init"]);
     let csv = place.dir.path().join("topics.csv");
-    says(place.fails(&["topics", "check", "--csv", csv.to_str().unwrap()]), &["5 things are not as they should be"]);
+    says(place.fails(&["topics", "check", "--csv", csv.to_str().unwrap()]), &["5 topic settings differ"]);
     let csv = std::fs::read_to_string(csv).unwrap();
     let missing = format!("{},0,", place.topic("rewards"));
     assert!(csv.starts_with("topic,partitions,state\n") && csv.lines().count() == 6, "{csv}");

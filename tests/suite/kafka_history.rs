@@ -346,7 +346,7 @@ fn mistakes_are_told() {
         (&["dump"][..], 2, "--out"),
         (&["dump", "--out", "x", "--since", "soon"], 2, "2026-01-31T12:00:00Z"),
         (&["dump", "--out", "x", "--topics", "params"], 2, "possible values"),
-        (&["dump", "--out", "old"], 2, "there is old/queries already"),
+        (&["dump", "--out", "old"], 2, "old/queries already exists"),
         (&["dump", "--out", "x"], 1, "cannot reach any broker of 127.0.0.1:1"),
         (&["replay", "--from-kafka", "--queries", "x", "--rewards", "y"], 2, "cannot be used with"),
         (&["replay", "--since", "5", "--queries", "x", "--rewards", "y"], 2, "cannot be used with"),

@@ -128,7 +128,7 @@ fn terminal_tables_fit() {
         if name == "evaluate" || name == "compare" {
             check_width(name, &desk.run(Some("60"), &arguments), 60);
             let wide = desk.run(Some("200"), &arguments);
-            let head = if name == "evaluate" { "effective examples" } else { "on unseen queries" };
+            let head = if name == "evaluate" { "effective examples" } else { "unseen queries" };
             assert!(wide.lines().any(|line| line.ends_with(head)), "a wide terminal wraps nothing:\n{wide}");
         }
     }
