@@ -35,7 +35,7 @@ use crate::wire::dataset::Dataset;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Algorithms to compare: values of learner.algorithm, each optionally followed by its own [learner] keys, e.g.
+    /// Algorithms to compare: values of learner.algorithm, each optionally followed by its own keys of section learner, e.g.
     /// lin-ucb:features=linear:alpha=1; `configured` is the configured learner [default: hypentropy-regression, hpg, lin-ucb,
     /// quadratic-sgd, log-quadratic, lin-ucb:features=linear, log-linear, exp3]
     #[arg(long, value_delimiter = ',', default_value = DEFAULT_ALGORITHMS, hide_default_value = true)]

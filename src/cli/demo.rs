@@ -27,7 +27,7 @@ use crate::simulate::run::{Plan, run as run_loop};
 /// that depends on query and model. The learner sees only that reward.
 ///
 /// In the table, "gap closed" is 0% for always using the best single model and 100% for always using the best model of each
-/// query. --dim and --models replace learner.dim and learner.models; all other [learner] keys apply.
+/// query. --dim and --models replace learner.dim and learner.models; all other keys of section learner apply.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

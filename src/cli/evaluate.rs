@@ -35,8 +35,8 @@ pub struct Args {
     /// Parameter files to evaluate
     #[arg(long, num_args = 1.., value_name = "FILE")]
     params: Vec<PathBuf>,
-    /// Algorithms to evaluate while they learn: values of learner.algorithm, each optionally followed by its own [learner]
-    /// keys, e.g. hpg:eta=0.3; `configured` is the configured learner
+    /// Algorithms to evaluate while they learn: values of learner.algorithm, each optionally followed by its own keys of
+    /// section learner, e.g. hpg:eta=0.3; `configured` is the configured learner
     #[arg(long, value_delimiter = ',', value_name = "NAME[:KEY=VALUE]..")]
     algorithms: Vec<String>,
     #[command(flatten)]

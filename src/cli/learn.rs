@@ -19,7 +19,7 @@ use crate::telemetry::Status;
 ///
 /// With transport.kind = "file" it follows queries/*.jsonl and rewards/*.jsonl under transport.file.dir, across rotation and
 /// compression; with "kafka" the topics of transport.kafka.topics. It resumes from the last snapshot in its store. After
-/// every snapshot ([snapshot] sets how often) it publishes the parameters, as files under params/ or to their topic. With
+/// every snapshot (snapshot.every_ms and every_updates) it publishes the parameters, as files under params/ or to their topic. With
 /// transport.kafka.lanes = "partition", any number of instances with the same group share the work.
 ///
 /// http.listen serves /live, /ready, /metrics, /v1/status and a status page at / (empty = no HTTP). On SIGTERM or SIGINT the

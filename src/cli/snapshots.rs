@@ -76,7 +76,7 @@ enum Command {
     Verify,
     /// Export the eigendecompositions of a space as safetensors, in f64
     ///
-    /// The tensors are `<model>/eigenvalues` [k] and `<model>/eigenvectors` [dim, k].
+    /// The tensors are `<model>/eigenvalues` of shape (k) and `<model>/eigenvectors` of shape (dim, k).
     Export {
         /// Space to export
         #[arg(long, default_value = "default")]
