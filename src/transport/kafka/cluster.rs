@@ -21,6 +21,9 @@ use crate::transport::lock;
 /// Timeout of one call to the brokers.
 pub const CALL: Duration = Duration::from_secs(10);
 
+/// The pause before a broker that could not answer is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+
 /// A Kafka error, with its remedy.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum Problem {
@@ -409,10 +412,8 @@ impl Cluster {
 
     /// The low and high watermarks of a partition.
     pub fn watermarks(&self, topic: &str, partition: i32) -> Result<(u64, u64), Problem> {
-        let (low, high) = self
-            .asking
-            .fetch_watermarks(topic, partition, CALL)
-            .map_err(|error| failed(format!("cannot get the offsets of {topic}/{partition}"), &error))?;
+        let doing = || format!("cannot get the offsets of {topic}/{partition}");
+        let (low, high) = ask(doing, || self.asking.fetch_watermarks(topic, partition, CALL))?;
         Ok((low.max(0).unsigned_abs(), high.max(0).unsigned_abs()))
     }
 
@@ -431,9 +432,8 @@ impl Cluster {
 
     /// Members of the consumer group: client and host.
     pub fn members(&self) -> Result<Vec<(String, String)>, Problem> {
-        let failed =
-            |error: KafkaError| failed(format!("cannot get the members of group {}", self.config.group), &error);
-        let groups = self.asking.fetch_group_list(Some(&self.config.group), CALL).map_err(failed)?;
+        let doing = || format!("cannot get the members of group {}", self.config.group);
+        let groups = ask(doing, || self.asking.fetch_group_list(Some(&self.config.group), CALL))?;
         let members = groups.groups().iter().flat_map(|group| group.members());
         Ok(members.map(|member| (member.client_id().to_owned(), member.client_host().to_owned())).collect())
     }
@@ -508,12 +508,24 @@ pub fn failed(doing: impl Into<String>, error: &KafkaError) -> Problem {
     }
 }
 
+/// Asks the brokers, and retries for at most [`CALL`] while they cannot answer: after a restart a client finds the new leader of
+/// a partition only by a request that fails.
+fn ask<T>(doing: impl Fn() -> String, request: impl Fn() -> Result<T, KafkaError>) -> Result<T, Problem> {
+    let begun = Instant::now();
+    loop {
+        match request().map_err(|error| failed(doing(), &error)) {
+            Err(Problem::Transient { .. }) if begun.elapsed() < CALL => std::thread::sleep(ASK_AGAIN),
+            answer => return answer,
+        }
+    }
+}
+
 /// What a broker answers for one topic instead of a description.
 fn of_topic(topic: &str, code: RDKafkaErrorCode) -> Problem {
     use RDKafkaErrorCode as Code;
     match code {
         Code::UnknownTopicOrPartition | Code::UnknownTopic => Problem::MissingTopic(topic.to_owned()),
-        code => failed(format!("cannot describe topic {topic}"), &KafkaError::AdminOp(code)),
+        code => failed(format!("cannot describe topic {topic}"), &KafkaError::MetadataFetch(code)),
     }
 }
 
@@ -582,7 +594,7 @@ unsafe fn read_ids(event: *mut ffi::rd_kafka_event_t) -> Result<BTreeMap<String,
     unsafe {
         let code = ffi::rd_kafka_event_error(event);
         if code != ffi::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
-            return Err(failed(doing, &KafkaError::AdminOp(code.into())));
+            return Err(failed(doing, &KafkaError::MetadataFetch(code.into())));
         }
         let result = ffi::rd_kafka_event_DescribeTopics_result(event);
         let mut number = 0;
@@ -600,5 +612,34 @@ unsafe fn read_ids(event: *mut ffi::rd_kafka_event_t) -> Result<BTreeMap<String,
             ids.insert(name, id.unwrap_or_default());
         }
         Ok(ids)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_broker_that_cannot_answer_is_asked_again_and_others_are_not() {
+        let asked = Cell::new(0);
+        let ask_with = |code: RDKafkaErrorCode| {
+            asked.set(0);
+            ask(
+                || "cannot ask".to_owned(),
+                || {
+                    asked.set(asked.get() + 1);
+                    if asked.get() < 3 { Err(KafkaError::MetadataFetch(code)) } else { Ok(7) }
+                },
+            )
+        };
+        assert_eq!(ask_with(RDKafkaErrorCode::NotLeaderForPartition), Ok(7));
+        assert_eq!(asked.get(), 3);
+        assert!(matches!(ask_with(RDKafkaErrorCode::TopicAuthorizationFailed), Err(Problem::Failed { .. })));
+        assert_eq!(asked.get(), 1);
+        let missing = of_topic("t", RDKafkaErrorCode::UnknownTopicOrPartition);
+        assert_eq!(missing, Problem::MissingTopic("t".to_owned()));
+        assert!(matches!(of_topic("t", RDKafkaErrorCode::LeaderNotAvailable), Problem::Transient { .. }));
     }
 }

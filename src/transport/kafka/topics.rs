@@ -243,7 +243,7 @@ async fn settings_of_all(cluster: &Cluster, topics: &[&str]) -> Result<Vec<BTree
     let answer = answer.map_err(|error| failed(&doing, &error))?;
     let mut found = BTreeMap::new();
     for resource in answer {
-        let resource = resource.map_err(|code| failed(&doing, &KafkaError::AdminOp(code)))?;
+        let resource = resource.map_err(|code| failed(&doing, &KafkaError::MetadataFetch(code)))?;
         let entries: BTreeMap<String, String> =
             resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect();
         if let OwnedResourceSpecifier::Topic(name) = resource.specifier {
