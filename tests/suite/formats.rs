@@ -8,10 +8,11 @@ use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use pointsman::config::{Algorithm, Config, FeatureKind, LearnerConfig, Settings};
+use pointsman::config::{Algorithm, Config, FeatureKind, Guard, LearnerConfig, Mode, Settings};
 use pointsman::engine::{Counts, Engine, Input, Side};
 use pointsman::event::{Example, Name, Query};
 use pointsman::event_time::EventTime;
+use pointsman::hpg::gradient::Estimator;
 use pointsman::learner::Trainer;
 use pointsman::merge::{MergeState, Position};
 use pointsman::router::{Params, Policy, Sampling, ScoreForm};
@@ -75,6 +76,98 @@ fn saved_learners() {
         for (found, expected) in found.propensities.iter().zip(&expected.propensities) {
             assert!((found - expected).abs() < 1e-9, "{name}: {found} {expected}");
         }
+    }
+}
+
+/// A learner of every algorithm, in every mode, in the middle of a batch; with the value estimates of a guarded one.
+fn learners() -> Vec<(String, Trainer)> {
+    let base = || LearnerConfig {
+        dim: 4,
+        models: ["a", "b", "c"].map(String::from).to_vec(),
+        rank: Some(2),
+        batch: Some(3),
+        ..LearnerConfig::default()
+    };
+    let hpg = |mode: Mode| LearnerConfig {
+        algorithm: Algorithm::Hpg,
+        estimator: Estimator::Logged,
+        mode,
+        eta: Some(0.1),
+        beta: Some(3.0),
+        tau: Some(300.0),
+        guard: Guard::BestConstant,
+        ..base()
+    };
+    let of = |algorithm: Algorithm| LearnerConfig { algorithm, ..base() };
+    let linear = |algorithm: Algorithm| LearnerConfig { features: FeatureKind::Linear, ..of(algorithm) };
+    let single = |config: LearnerConfig| LearnerConfig { batch: Some(1), ..config };
+    let cases = [
+        ("hpg-factored", single(hpg(Mode::Factored))),
+        ("hpg-factored-batch", hpg(Mode::Factored)),
+        ("hpg-explicit", hpg(Mode::Explicit)),
+        ("hpg-exact", LearnerConfig { rank: None, ..hpg(Mode::Exact) }),
+        ("hpg-lazy", LearnerConfig { guard: Guard::None, ..hpg(Mode::Lazy) }),
+        ("hpg-parameter-free", of(Algorithm::HpgParameterFree)),
+        ("hypentropy-regression", of(Algorithm::HypentropyRegression)),
+        ("uniform", of(Algorithm::Uniform)),
+        ("lin-ucb-warm-up", of(Algorithm::LinUcb)),
+        ("lin-ucb-linear", linear(Algorithm::LinUcb)),
+        ("lin-thompson-linear", linear(Algorithm::LinThompson)),
+        ("quadratic-sgd", of(Algorithm::QuadraticSgd)),
+        ("log-quadratic-dense", LearnerConfig { rank: None, ..of(Algorithm::LogQuadratic) }),
+        ("log-quadratic-rank", of(Algorithm::LogQuadratic)),
+        ("log-linear", of(Algorithm::LogLinear)),
+        ("exp3", of(Algorithm::Exp3)),
+    ];
+    let learner = |(name, config): (&str, LearnerConfig)| {
+        let mut trainer = Trainer::new(config.check().unwrap());
+        teach(&mut trainer, 0..40);
+        (name.to_owned(), trainer)
+    };
+    let mut learners: Vec<(String, Trainer)> = cases.into_iter().map(learner).collect();
+    let mut warm = Trainer::new(of(Algorithm::LinUcb).check().unwrap());
+    teach(&mut warm, 0..520);
+    learners.push(("lin-ucb-quadratic".to_owned(), warm));
+    learners
+}
+
+/// Examples of few distinct queries, so that every algorithm meets repeats.
+fn teach(trainer: &mut Trainer, examples: std::ops::Range<i32>) {
+    for i in examples {
+        let query = Query::new((0..4).map(|j| f64::from((i * 7 + j * 3 + i / 20) % 5) - 1.7)).unwrap();
+        let reward = f64::from((i * i) % 7) / 6.0;
+        let example = Example::new(query, i as usize % 3, vec![0.25, 0.25, 0.5], None, reward).unwrap();
+        trainer.learn(example).unwrap();
+    }
+}
+
+/// Compares two learners by what they do: counters, parameters, and how they continue.
+fn check_alike(name: &str, mut found: Trainer, mut expected: Trainer) {
+    let close = |found: &Trainer, expected: &Trainer| {
+        let figures = |trainer: &Trainer| (trainer.version(), trainer.learned(), trainer.reward_sum().to_bits());
+        assert_eq!(figures(found), figures(expected), "{name}");
+        let query = Query::new([0.3, -0.1, 0.8, 0.2]).unwrap();
+        let play = |trainer: &Trainer| trainer.distribution(&query).unwrap().propensities;
+        for (found, expected) in play(found).into_iter().zip(play(expected)) {
+            assert!((found - expected).abs() < 1e-9, "{name}: {found} {expected}");
+        }
+        let value = |trainer: &Trainer| serde_json::to_value(trainer.worth()).unwrap();
+        let (found, expected) = (value(found), value(expected));
+        assert_eq!(found["all"]["examples"], expected["all"]["examples"], "{name}");
+        assert_eq!(found["held_back"], expected["held_back"], "{name}");
+    };
+    close(&found, &expected);
+    teach(&mut found, 40..70);
+    teach(&mut expected, 40..70);
+    close(&found, &expected);
+}
+
+#[test]
+fn learners_of_version_2() {
+    for (name, present) in learners() {
+        let bytes = golden(&format!("learner-{name}-2.bin"), &present.save());
+        let restored = Trainer::restore(present.spec().clone(), &bytes).expect(&name);
+        check_alike(&name, restored, present);
     }
 }
 
@@ -217,6 +310,83 @@ fn check_snapshot(golden: &[u8], engine: &Engine, head: &LaneHead) {
             pairs.for_each(|(found, expected)| assert!((found - expected).abs() < 1e-9, "{found} {expected}"));
         }
     }
+}
+
+fn full_settings() -> Settings {
+    let text = "[learner]\ndim = 3\nmodels = [\"a\", \"b\"]\nretired = [\"old\"]\nrank = 2\nalgorithm = \"uniform\"\n\
+        missing_propensities = \"uniform\"\n[join]\nwindow_ms = 1000\nearly_ms = 300\naggregate = \"mean\"\n\
+        on_missing = \"default\"\ndefault_reward = 0.25\n";
+    toml::from_str::<Config>(text).unwrap().check().unwrap()
+}
+
+/// A lane that has a record of every kind: requests in every state, a space in the lobby, events on probation, dead
+/// letters, a dropped space.
+fn full_lane() -> Engine {
+    let settings = full_settings();
+    let parser = Parser::new(&settings);
+    let mut engine = Engine::new(settings);
+    let mut step = |side: Side, text: String| engine.step(Input::parse(&parser, side, text.into_bytes(), None));
+    for i in 0..40_i64 {
+        let (space, ts_ms) = (["shop", "blog"][(i % 2) as usize], 100 * i);
+        let known = match i % 4 {
+            0 => r#","propensities":{"a":0.25,"b":0.5,"old":0.25},"policy":{"a":0.5,"b":0.5}"#,
+            1 => r#","propensities":{"a":0.5,"b":0.5}"#,
+            2 => r#","propensity":0.5"#,
+            _ => "",
+        };
+        let model = if i % 8 == 4 { "old" } else { ["a", "b"][(i / 2 % 2) as usize] };
+        step(
+            Side::Query,
+            format!(
+                r#"{{"request_id":"r{i}","space":"{space}","ts_ms":{ts_ms},"query":[{},0.5,-1],"model":"{model}"{known}}}"#,
+                i % 7
+            ),
+        );
+        for (of, after_ms, more) in [(i, 50, ""), (i - 4, 70, r#","event_id":"e""#), (i - 16, 80, ""), (i + 2, 90, "")] {
+            if i % 3 != 2 {
+                let reward = (i % 10) as f64 / 10.0;
+                step(
+                    Side::Reward,
+                    format!(
+                        r#"{{"request_id":"r{of}","space":"{space}","ts_ms":{},"reward":{reward}{more}}}"#,
+                        ts_ms + after_ms
+                    ),
+                );
+            }
+        }
+    }
+    let far = 86_400_000_000_i64;
+    step(Side::Query, format!(r#"{{"request_id":"far","space":"shop","ts_ms":{far},"query":[1,2,3],"model":"a"}}"#));
+    step(Side::Reward, r#"{"request_id":"w","space":"lobby","ts_ms":4000,"reward":0.5}"#.to_owned());
+    step(Side::Reward, "not JSON".to_owned());
+    step(Side::Query, r#"{"request_id":"x"}"#.to_owned());
+    step(Side::Query, r#"{"request_id":"g","space":"gone","ts_ms":4000,"query":[1,2,3],"model":"a"}"#.to_owned());
+    assert!(engine.drop_space(&Name::try_from("gone").unwrap()));
+    engine
+}
+
+/// Records of an engine by key, as base64 in JSON.
+fn records_json(changes: Vec<(Vec<u8>, Option<Vec<u8>>)>) -> Vec<u8> {
+    let there = changes.into_iter().filter_map(|(key, value)| Some((BASE64.encode(key), BASE64.encode(value?))));
+    serde_json::to_vec_pretty(&there.collect::<BTreeMap<_, _>>()).unwrap()
+}
+
+fn records_of(golden: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let file: BTreeMap<String, String> = serde_json::from_slice(golden).unwrap();
+    let decode = |text: &String| BASE64.decode(text).unwrap();
+    file.iter().map(|(key, value)| (decode(key), decode(value))).collect()
+}
+
+#[test]
+fn records_of_0_1() {
+    let mut present = full_lane();
+    let head = present.head();
+    let golden = golden("records-0.1.json", &records_json(present.take_changes()));
+    let kinds: std::collections::BTreeSet<u8> = records_of(&golden).iter().map(|(key, _)| key[0]).collect();
+    assert_eq!(kinds, b"dgqrst".iter().copied().collect());
+    let restored = Engine::restore(full_settings(), head, records_of(&golden)).unwrap();
+    assert_eq!(restored.counts(), present.counts());
+    assert_eq!(restored.digest(), present.digest());
 }
 
 /// A lane as it is on the snapshots topic.
