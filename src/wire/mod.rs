@@ -6,5 +6,6 @@ pub mod events;
 pub mod export;
 pub mod params;
 mod quick;
+pub mod records;
 pub mod requests;
 mod scan;

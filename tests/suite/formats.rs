@@ -342,7 +342,8 @@ fn full_lane() -> Engine {
                 i % 7
             ),
         );
-        for (of, after_ms, more) in [(i, 50, ""), (i - 4, 70, r#","event_id":"e""#), (i - 16, 80, ""), (i + 2, 90, "")] {
+        for (of, after_ms, more) in [(i, 50, ""), (i - 4, 70, r#","event_id":"e""#), (i - 16, 80, ""), (i + 2, 90, "")]
+        {
             if i % 3 != 2 {
                 let reward = (i % 10) as f64 / 10.0;
                 step(
