@@ -261,13 +261,17 @@ pub struct SnapshotConfig {
     pub every_updates: u64,
     /// Time between two snapshots.
     pub every_ms: u64,
-    /// Number of generations to keep.
+    /// Number of newest generations to keep.
     pub keep: usize,
+    /// Hours of which a checkpoint is kept; 0 = none.
+    pub keep_hourly: usize,
+    /// Days of which a checkpoint is kept; 0 = none.
+    pub keep_daily: usize,
 }
 
 impl Default for SnapshotConfig {
     fn default() -> Self {
-        Self { every_updates: 2000, every_ms: 2000, keep: 3 }
+        Self { every_updates: 2000, every_ms: 2000, keep: 3, keep_hourly: 24, keep_daily: 7 }
     }
 }
 
@@ -974,6 +978,8 @@ impl Config {
         at_least("snapshot.every_updates", self.snapshot.every_updates, 1)?;
         at_least("snapshot.every_ms", self.snapshot.every_ms, 1)?;
         within("snapshot.keep", self.snapshot.keep, 1, 1000)?;
+        within("snapshot.keep_hourly", self.snapshot.keep_hourly, 0, 1000)?;
+        within("snapshot.keep_daily", self.snapshot.keep_daily, 0, 1000)?;
         within("events.queue_max", self.events.queue_max, 1, 10_000_000)?;
         self.http.check()?;
         within("router.remember_max", self.router.remember_max, 1, 100_000_000)?;

@@ -70,6 +70,20 @@ pub fn create_temporary(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).create_new(true).open(path)
 }
 
+/// Creates a directory with its parents, durably: syncs the parent of every directory that it creates.
+pub fn create_dirs(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    create_dirs(parent(path))?;
+    match std::fs::create_dir(path) {
+        // Another process may have created it meanwhile.
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists || !path.is_dir() => return Err(error),
+        _ => {}
+    }
+    File::open(parent(path))?.sync_all()
+}
+
 /// The directory of a file.
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))

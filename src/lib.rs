@@ -15,7 +15,8 @@
 //! - [`policy`]: the algorithms that HPG is compared with.
 //! - [`learner`]: the [`Learner`](learner::Learner) trait of all algorithms, and the [`Trainer`](learner::Trainer),
 //!   which owns one learner and everything that all algorithms share.
-//! - [`snapshot`] and [`store`]: the state of a lane, and its generations in a small ordered map on disk.
+//! - [`state`]: the only owner of durable state: restores, commits, verifies and backs up the snapshots of a lane.
+//! - [`snapshot`]: the head of a snapshot. [`store`]: the small ordered maps that hold snapshots.
 //! - [`dead_letters`]: which dead letters are recorded and which only counted.
 //! - [`router`]: parameters and a query in, a distribution over models out.
 //! - [`wire`]: versioned formats of events, parameters and snapshots.
@@ -94,6 +95,7 @@ pub mod router;
 pub mod runner;
 pub mod simulate;
 pub mod snapshot;
+pub mod state;
 pub mod store;
 #[cfg(feature = "daemon")]
 pub mod telemetry;

@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 
-use crate::config::{Settings, SnapshotConfig, StoreConfig, StoreKind};
+use crate::config::{Settings, SnapshotConfig, StoreKind};
 use crate::event::{Name, Query};
 use crate::hpg::spectra::Eigen;
 use crate::learner::Decision;
 use crate::router::{Compiled, DrawKey, Router};
-use crate::runner::{Places, Retry, Runner, Snapshots, Stepped};
+use crate::runner::{Places, Retry, Runner, Stepped};
 use crate::simulate::run::{Plan, Stack};
+use crate::state::{LocalLane, Retention};
+use crate::store::{self, Access, ONE_LANE, Shared};
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
 use crate::transport::file::{AtEnd, LogFile};
@@ -48,8 +50,9 @@ impl ClosedLoop {
         let spec = settings.learner.clone();
         router.begin(Compiled::unlearned(space.clone(), spec.models, spec.dim, None));
         let params = ParamsDir::new(&dir.join("params"));
+        let store = store::open(&dir.join("store"), Access::Create(StoreKind::Redb))?;
         let places = Places {
-            store: Some(Snapshots::open(&StoreConfig { dir: dir.join("store"), kind: StoreKind::Redb }, 1)?),
+            store: Some(LocalLane::new(Shared::new(store), ONE_LANE, Retention::newest(1))),
             audit: None,
             outlet: Box::new(Files {
                 dead_letters: Appender::new(&dir.join("dead-letters.jsonl")),
@@ -60,7 +63,7 @@ impl ClosedLoop {
             retry: Retry::never(),
         };
         // Snapshots are taken when the router is to be updated, and then only.
-        let cadence = SnapshotConfig { every_updates: u64::MAX, every_ms: u64::MAX, keep: 1 };
+        let cadence = SnapshotConfig { every_updates: u64::MAX, every_ms: u64::MAX, ..SnapshotConfig::default() };
         let (mut runner, state) = Runner::open(&settings, &cadence, places)?;
         let at_end = AtEnd::Follow { idle: Duration::ZERO };
         let directory =

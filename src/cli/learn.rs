@@ -13,6 +13,7 @@ use super::{Failure, summary};
 use crate::config::{Config, Settings};
 use crate::http::{Server, learner, raise_descriptor_limit};
 use crate::runner::follow::{Outcome, Run};
+use crate::state::running::RunningStore;
 use crate::telemetry::Status;
 
 /// Run the daemon: learn from live events, take snapshots, publish parameters
@@ -72,21 +73,21 @@ async fn serve(args: &Args, config: &Config, settings: Settings) -> anyhow::Resu
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let stop = Arc::new(AtomicBool::new(false));
-    let status = Arc::new(Status::default());
+    let (status, store) = (Arc::new(Status::default()), RunningStore::default());
     let listen = &config.http.listen;
     if !args.once && !listen.is_empty() {
         let server = Server::bind(&config.http, status.http()).await.with_context(|| {
             format!("cannot listen on {listen}: set http.listen to a free address, or to \"\" for no HTTP")
         })?;
         tracing::info!(listen = server.url(), "HTTP server started");
-        tokio::spawn(learner::serve(server, status.clone(), std::future::pending()));
+        tokio::spawn(learner::serve(server, status.clone(), store.clone(), std::future::pending()));
     }
     let (done, mut ended) = oneshot::channel();
     let (seen, config, once, accept_gap) = (stop.clone(), config.clone(), args.once, args.accept_gap);
     let runtime = Handle::current();
     std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
         let (config, settings, stop, status, runtime) = (&config, &settings, &seen, &*status, &runtime);
-        let run = Run { once, accept_gap, config, settings, stop, status, runtime };
+        let run = Run { once, accept_gap, config, settings, stop, status, store: &store, runtime };
         let _ = done.send(run.follow());
     })?;
     loop {

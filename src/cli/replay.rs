@@ -17,7 +17,9 @@ use crate::engine::{Applied, Engine, Side, SpaceView};
 use crate::event::Name;
 use crate::merge::MergeState;
 use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
-use crate::runner::{Places, Retry, Runner, Snapshots, Stepped};
+use crate::runner::{Places, Retry, Runner, Stepped};
+use crate::state::LocalLane;
+use crate::store::{self, Access, ONE_LANE, Shared};
 use crate::transport::Log;
 use crate::transport::ahead::{self, Ahead};
 use crate::transport::append::Appender;
@@ -124,10 +126,16 @@ struct Outcome {
     trends: BTreeMap<Name, Trend>,
 }
 
+/// The lane of the store; a damaged store is an error.
+fn open_lane(store: &StoreConfig, config: &Config) -> anyhow::Result<LocalLane> {
+    let opened = store::open(&store.dir, Access::Create(store.kind))?;
+    Ok(LocalLane::new(Shared::new(opened), ONE_LANE, (&config.snapshot).into()))
+}
+
 fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<Outcome> {
     let store = args.store.clone().map(|dir| StoreConfig { dir, ..config.store.clone() });
     let places = Places {
-        store: store.map(|store| Snapshots::open(&store, config.snapshot.keep)).transpose()?,
+        store: store.map(|store| open_lane(&store, config)).transpose()?,
         audit: config.audit.path(),
         outlet: Box::new(Files { dead_letters: Appender::new(&args.dead_letters), params: None }),
         published: Vec::new(),

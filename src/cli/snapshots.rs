@@ -1,31 +1,38 @@
-//! `pointsman snapshots`: inspects and changes a store.
+//! `pointsman snapshots`: inspects, changes and backs up a store.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
 
+use super::client::{self, Trust};
 use super::output::{outln, width};
 use super::params::utc;
 use super::progress::{Progress, Unit};
 use super::{Failure, summary};
-use crate::config::{Config, Settings};
-use crate::engine::Engine;
+use crate::config::Config;
 use crate::event::Name;
+use crate::files;
+use crate::http::backup::TOKEN_HEADER;
 use crate::merge::Position;
 use crate::report::{Column, Table};
-use crate::snapshot::{LaneHead, next_epoch};
-use crate::store::archive::{DamagedSnapshot, Snapshot};
-use crate::store::{self, DirArchive, Witness};
+use crate::state::backup::Backup;
+use crate::state::repair::Plan;
+use crate::state::running::TOKEN_FILE;
+use crate::state::{DamagedSnapshot, LaneStore, Opened, Retention, Snapshot, StateError, generations};
+use crate::store::{self, Access, DirStore, ONE_LANE, SnapshotStore, StoreError};
 use crate::transport::kafka::positions;
 use crate::wire::export;
+use crate::wire::records::Record;
 
-/// Inspect and change a store: list, show, verify, export, import, drop, roll back
+/// Inspect, change and back up a store: list, show, verify, export, import, drop, roll back, back up, restore, repair
 ///
-/// A store keeps several generations of snapshots (snapshot.keep). Each generation is everything that a learner needs to
-/// resume. Stop the daemon first: only one process can open a store. The commands do not need the configuration that the
-/// store was created with.
+/// A store keeps the newest generations of snapshots (snapshot.keep), and checkpoints of older ones: one per hour and one per
+/// day (snapshot.keep_hourly, snapshot.keep_daily). Each is everything that a learner needs to resume. `list`, `show`,
+/// `verify` and `export` write nothing to the store. All commands but `backup` need the daemon to be stopped. They do not need
+/// the configuration that the store was created with.
 ///
 /// Exit codes: 0 success, 1 failed (also: `verify` found damage), 2 invalid usage.
 #[derive(Debug, clap::Args)]
@@ -47,11 +54,14 @@ const EXAMPLES: &str = "Examples:
   pointsman snapshots export --store data/store --space shop --out shop.safetensors
   pointsman snapshots import --store data/store --start-at history/positions.json
   pointsman snapshots drop --store data/store --space shop
-  pointsman snapshots rollback --store data/store --to 41";
+  pointsman snapshots rollback --store data/store --to 41
+  pointsman snapshots backup --store data/store --out pointsman.backup
+  pointsman snapshots restore --store data/new --from pointsman.backup
+  pointsman snapshots repair --store data/store --dry-run";
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// List the generations, newest last
+    /// List the generations and checkpoints, newest last
     List {
         /// Write the table to this file, as CSV
         #[arg(long, value_name = "FILE")]
@@ -72,7 +82,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Read all generations completely; exit code 1 if one is damaged
+    /// Read all generations and checkpoints completely; exit code 1 if one is damaged
     Verify,
     /// Export the eigendecompositions of a space as safetensors, in f64
     ///
@@ -119,13 +129,41 @@ enum Command {
         #[arg(long, required = true, num_args = 1.., value_name = "NAME")]
         space: Vec<String>,
     },
-    /// Roll back to an older generation permanently; begins a new epoch
+    /// Roll back to an older generation or checkpoint; begins a new epoch
     ///
-    /// Positions roll back too: later events are read and learned again.
+    /// Adds a generation with the older state, so a rollback can be undone by another one. Positions roll back too: later
+    /// events are read and learned again, if the logs still hold them.
     Rollback {
         /// Generation to roll back to
         #[arg(long, value_name = "N")]
         to: u64,
+    },
+    /// Write a backup: the newest generation of every lane, in one file
+    ///
+    /// Works while the learner runs: the learner at http.listen then sends the backup, consistent and durable. docs/formats.md
+    /// specifies the file.
+    Backup {
+        /// Output file
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
+    /// Restore a backup into a new store; begins a new epoch
+    ///
+    /// The directory must not hold a store. The learner then continues from the positions in the backup: later events are read
+    /// and learned again.
+    Restore {
+        /// File written by `snapshots backup`, or a checkpoint
+        #[arg(long, value_name = "FILE")]
+        from: PathBuf,
+    },
+    /// Repair a damaged store: print what is given up, then do it
+    ///
+    /// Deletes damaged generations. If the database itself is damaged, copies the newest intact generation of every lane to a new
+    /// database and renames the damaged one. If no generation is intact, restores the newest checkpoint.
+    Repair {
+        /// Print what would be done, and change nothing
+        #[arg(long)]
+        dry_run: bool,
     },
 }
 
@@ -143,9 +181,17 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         }
         Command::Drop { space } => {
             let spaces = space.iter().map(|space| name(space)).collect::<Result<Vec<Name>, Failure>>()?;
-            drop_spaces(place, &spaces)?;
+            let (generation, epoch) = place.open(Access::Write)?.drop_spaces(&spaces).map_err(anyhow::Error::from)?;
+            let names: Vec<&str> = spaces.iter().map(Name::as_str).collect();
+            outln!("dropped {}: generation {generation}, epoch {epoch}", names.join(", "))?;
         }
-        Command::Rollback { to } => rollback(place, *to)?,
+        Command::Rollback { to } => {
+            let (generation, epoch) = place.open(Access::Write)?.rollback(*to).map_err(anyhow::Error::from)?;
+            outln!("rolled back to generation {to}: new generation {generation}, epoch {epoch}")?;
+        }
+        Command::Backup { out } => backup(place, config, out)?,
+        Command::Restore { from } => restore(place, config, from)?,
+        Command::Repair { dry_run } => repair(place, *dry_run)?,
     }
     Ok(())
 }
@@ -159,8 +205,8 @@ struct Place<'a> {
 
 impl Place<'_> {
     /// The requested lane, or the only one; `None` if the store is empty.
-    fn choose(&self, archive: &DirArchive) -> anyhow::Result<Option<String>> {
-        let lanes = archive.lanes()?;
+    fn choose(&self, store: &DirStore) -> anyhow::Result<Option<String>> {
+        let lanes = generations::lanes(store)?;
         match (self.lane, &lanes[..]) {
             (Some(lane), _) if lanes.iter().any(|known| known == lane) => Ok(Some(lane.to_owned())),
             (Some(lane), _) => Err(anyhow!("no lane {lane} in the store: it has {}", lanes.join(", "))),
@@ -171,157 +217,81 @@ impl Place<'_> {
             }
         }
     }
-}
 
-/// A snapshot restored into an engine.
-struct Opened {
-    lane: String,
-    generation: u64,
-    head: LaneHead,
-    settings: Settings,
-    engine: Engine,
-}
-
-impl Opened {
-    /// Calls `tell` for every restored record.
-    fn new(lane: &str, snapshot: Snapshot, tell: &mut dyn FnMut()) -> anyhow::Result<Self> {
-        let head = LaneHead::open(&snapshot.head)?;
-        let settings: Settings =
-            serde_json::from_str(&head.configuration).context("cannot read the configuration in the snapshot")?;
-        let records = snapshot.records.into_iter().inspect(|_| tell());
-        let engine = Engine::restore(settings.clone(), head.engine.clone(), records)?;
-        Ok(Self { lane: lane.to_owned(), generation: snapshot.generation, head, settings, engine })
-    }
-
-    fn json(&self) -> Value {
-        let mut value = summary::json(std::slice::from_ref(&self.engine), self.head.merge.out_of_order);
-        let more = json!({
-            "lane": self.lane,
-            "generation": self.generation,
-            "epoch": self.head.epoch,
-            "created_ms": self.head.created_ms,
-            "publications": self.head.publications,
-            "positions": self.head.merge.positions,
-        });
-        if let (Some(value), Value::Object(more)) = (value.as_object_mut(), more) {
-            value.extend(more);
+    /// Opens the lane. No command here deletes a generation to save space.
+    fn open(&self, access: Access) -> anyhow::Result<LaneStore<DirStore>> {
+        let store = store::open(self.dir, access)?;
+        if store.is_damaged() {
+            tracing::error!(
+                "the database fails its integrity check; `pointsman snapshots repair --store {}` saves what is intact",
+                self.dir.display()
+            );
         }
-        value
+        let lane = self.choose(&store)?.ok_or_else(|| StateError::Empty(self.dir.display().to_string()))?;
+        Ok(LaneStore::new(store, &lane, Retention::ALL))
     }
 }
 
-/// Commands that only read must not delete any generation.
-const KEEP_ALL: usize = usize::MAX;
+/// Reads one generation or checkpoint, or the newest undamaged generation.
+fn read(lane: &LaneStore<DirStore>, generation: Option<u64>) -> anyhow::Result<Opened> {
+    let progress = Progress::of_errand("reading", 1, Unit::Of("generations"));
+    let snapshot = match generation {
+        Some(generation) => lane.read(generation)?,
+        None => newest(lane)?,
+    };
+    progress.finish();
+    Ok(Opened::new(snapshot)?)
+}
 
-fn open(place: Place<'_>) -> anyhow::Result<(DirArchive, String)> {
-    let archive = store::open_existing(place.dir, KEEP_ALL)?;
-    let lane = place.choose(&archive)?;
-    let lane = lane.ok_or_else(|| {
+fn newest(lane: &LaneStore<DirStore>) -> anyhow::Result<Snapshot> {
+    let resumed = lane.newest()?;
+    for DamagedSnapshot { generation, problem } in &resumed.damaged {
+        tracing::error!(generation, problem, "snapshot is damaged; trying the previous generation");
+    }
+    resumed.snapshot.ok_or_else(|| {
+        let dir = lane.store().place();
         anyhow!(
-            "the store {} has no snapshot yet: run `pointsman learn` or `replay` with this store first",
-            place.dir.display()
+            "all generations are damaged: run `pointsman snapshots repair --store {dir}`, or move the store away and rebuild it from \
+             the logs, with `pointsman replay --keep-open --store {dir}`"
         )
+    })
+}
+
+/// Restores every generation and checkpoint, with progress.
+fn read_all(
+    lane: &LaneStore<DirStore>,
+    mut each: impl FnMut(&Progress, u64, Result<Opened, StateError>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let progress = Progress::of_errand("reading", lane.all_generations()?.len() as u64, Unit::Of("generations"));
+    let mut outcome = Ok(());
+    lane.verify(|generation, opened| {
+        if outcome.is_ok() {
+            outcome = each(&progress, generation, opened);
+        }
+        progress.advance(1, || format!("generation {generation}"));
     })?;
-    Ok((archive, lane))
-}
-
-/// Reads generations of a lane with progress. Each record counts twice: when it is read and when it is restored.
-struct Reading<'a> {
-    archive: &'a DirArchive,
-    lane: &'a str,
-    progress: Progress,
-}
-
-impl<'a> Reading<'a> {
-    fn new(archive: &'a DirArchive, lane: &'a str, generations: &[u64]) -> anyhow::Result<Self> {
-        let mut records = 0;
-        for &generation in generations {
-            records += archive.records(lane, generation)?;
-        }
-        Ok(Self { archive, lane, progress: Progress::of_errand("reading", 2 * records, Unit::Of("steps")) })
-    }
-
-    fn read(&self, generation: u64) -> anyhow::Result<Opened> {
-        let message = || format!("generation {generation}");
-        let records = self.archive.records(self.lane, generation)?;
-        let mut left = records;
-        let mut step = || {
-            // Older versions of a record are not further steps.
-            if left > 0 {
-                left -= 1;
-                self.progress.advance(1, message);
-            }
-        };
-        let snapshot = self.archive.read_telling(self.lane, generation, &mut step);
-        // A damaged generation has fewer records, but its work is done.
-        self.progress.advance(left, message);
-        left = records;
-        let mut step = || {
-            left -= 1;
-            self.progress.advance(1, message);
-        };
-        let opened = snapshot?.map_err(anyhow::Error::from);
-        let opened = opened.and_then(|snapshot| Opened::new(self.lane, snapshot, &mut step));
-        self.progress.advance(left, message);
-        opened
-    }
-}
-
-impl Drop for Reading<'_> {
-    fn drop(&mut self) {
-        self.progress.finish();
-    }
-}
-
-/// Reads one generation, or the newest undamaged one.
-fn read(archive: &DirArchive, lane: &str, generation: Option<u64>) -> anyhow::Result<Opened> {
-    let generations = archive.generations(lane)?;
-    match generation {
-        Some(generation) if !generations.contains(&generation) => {
-            let there: Vec<String> = generations.iter().map(ToString::to_string).collect();
-            Err(anyhow!("no generation {generation} in the store: it has {}", there.join(", ")))
-        }
-        Some(generation) => Reading::new(archive, lane, &[generation])?.read(generation),
-        None => newest(archive, lane, &generations),
-    }
-}
-
-fn newest(archive: &DirArchive, lane: &str, generations: &[u64]) -> anyhow::Result<Opened> {
-    for &generation in generations.iter().rev() {
-        let opened = Reading::new(archive, lane, &[generation])?.read(generation);
-        match opened {
-            Err(error) if error.is::<DamagedSnapshot>() => {
-                tracing::error!(problem = %error, "snapshot is damaged; trying the previous generation");
-            }
-            opened => return opened,
-        }
-    }
-    Err(anyhow!(
-        "all generations are damaged: move the store away and rebuild it from the logs, with `pointsman replay --keep-open --store DIR`"
-    ))
+    progress.finish();
+    outcome
 }
 
 fn list(place: Place<'_>, csv: Option<&Path>, json: bool) -> anyhow::Result<()> {
-    let (archive, lane) = open(place)?;
-    let generations = archive.generations(&lane)?;
-    let reading = Reading::new(&archive, &lane, &generations)?;
+    let lane = place.open(Access::Read)?;
+    let in_database = lane.generations()?;
     let (mut rows, mut values) = (Vec::new(), Vec::new());
-    for generation in generations {
-        let (row, value) = listed(generation, reading.read(generation));
+    read_all(&lane, |_, generation, opened| {
+        let kept = if in_database.contains(&generation) { "generation" } else { "checkpoint" };
+        let (row, value) = listed(generation, kept, opened);
         rows.push(row);
         values.push(value);
-    }
-    drop(reading);
-    let bytes = {
-        use crate::store::SnapshotStore;
-        archive.store().bytes_on_disk()?
-    };
+        Ok(())
+    })?;
+    let bytes = lane.store().bytes_on_disk()?;
     let right = ["generation", "made", "epoch", "spaces", "applied", "pending"].map(Column::right);
-    let columns = right.into_iter().chain([Column::left("state")]).collect();
-    let table = Table { columns, rows, note: Some(format!("{bytes} bytes on disk, lane {lane}")) };
+    let columns = right.into_iter().chain(["kept as", "state"].map(Column::left)).collect();
+    let table = Table { columns, rows, note: Some(format!("{bytes} bytes on disk, lane {}", lane.lane())) };
     super::write_csv(csv, &[&table])?;
     if json {
-        outln!("{}", json!({"lane": lane, "bytes_on_disk": bytes, "generations": values}))?;
+        outln!("{}", json!({"lane": lane.lane(), "bytes_on_disk": bytes, "generations": values}))?;
     } else {
         outln!("{}", table.text(width()))?;
     }
@@ -329,7 +299,7 @@ fn list(place: Place<'_>, csv: Option<&Path>, json: bool) -> anyhow::Result<()> 
 }
 
 /// A generation as a row of the table, and as JSON.
-fn listed(generation: u64, opened: anyhow::Result<Opened>) -> (Vec<String>, Value) {
+fn listed(generation: u64, kept: &str, opened: Result<Opened, StateError>) -> (Vec<String>, Value) {
     match opened {
         Ok(opened) => {
             let (counts, head) = (opened.engine.counts(), &opened.head);
@@ -339,26 +309,26 @@ fn listed(generation: u64, opened: anyhow::Result<Opened>) -> (Vec<String>, Valu
             let row = [generation.to_string(), utc(head.created_ms)].into_iter().chain(figures);
             let value = json!({
                 "generation": generation, "created_ms": head.created_ms, "epoch": head.epoch,
-                "applied": counts.applied, "pending": pending, "whole": true,
+                "applied": counts.applied, "pending": pending, "kept_as": kept, "whole": true,
             });
-            (row.chain(["ok".to_owned()]).collect(), value)
+            (row.chain([kept.to_owned(), "ok".to_owned()]).collect(), value)
         }
         Err(error) => {
-            let problem = format!("{error:#}");
+            let problem = error.to_string();
             let row = std::iter::once(generation.to_string()).chain(std::iter::repeat_n("-".to_owned(), 5));
-            let value = json!({"generation": generation, "whole": false, "problem": problem});
-            (row.chain([problem]).collect(), value)
+            let value = json!({"generation": generation, "kept_as": kept, "whole": false, "problem": problem});
+            (row.chain([kept.to_owned(), problem]).collect(), value)
         }
     }
 }
 
 fn show(place: Place<'_>, generation: Option<u64>, csv: Option<&Path>, json: bool) -> anyhow::Result<()> {
-    let (archive, lane) = open(place)?;
-    let opened = read(&archive, &lane, generation)?;
+    let lane = place.open(Access::Read)?;
+    let opened = read(&lane, generation)?;
     let table = summary::table(&opened.engine, opened.head.merge.out_of_order);
     super::write_csv(csv, &[&table])?;
     if json {
-        outln!("{}", opened.json())?;
+        outln!("{}", as_json(lane.lane(), &opened))?;
         return Ok(());
     }
     outln!("{}", table.text(width()))?;
@@ -377,29 +347,49 @@ fn show(place: Place<'_>, generation: Option<u64>, csv: Option<&Path>, json: boo
     Ok(())
 }
 
+fn as_json(lane: &str, opened: &Opened) -> Value {
+    let mut value = summary::json(std::slice::from_ref(&opened.engine), opened.head.merge.out_of_order);
+    let more = json!({
+        "lane": lane,
+        "generation": opened.generation,
+        "epoch": opened.head.epoch,
+        "created_ms": opened.head.created_ms,
+        "publications": opened.head.publications,
+        "positions": opened.head.merge.positions,
+    });
+    if let (Some(value), Value::Object(more)) = (value.as_object_mut(), more) {
+        value.extend(more);
+    }
+    value
+}
+
 fn verify(place: Place<'_>) -> anyhow::Result<()> {
-    let (archive, lane) = open(place)?;
-    let generations = archive.generations(&lane)?;
-    let reading = Reading::new(&archive, &lane, &generations)?;
-    let mut damaged = 0;
-    for &generation in &generations {
-        match reading.read(generation) {
+    let lane = place.open(Access::Read)?;
+    let (mut damaged, mut number) = (0, 0);
+    read_all(&lane, |progress, generation, opened| {
+        number += 1;
+        match opened {
             Ok(opened) => {
                 let digest = opened.engine.digest();
-                reading.progress.print(&format!("generation {generation}: ok, state digest {digest}"))?;
+                progress.print(&format!("generation {generation}: ok, state digest {digest}"))
             }
             Err(error) => {
-                reading.progress.print(&format!("generation {generation}: {error:#}"))?;
                 damaged += 1;
+                progress.print(&format!("generation {generation}: {error}"))
             }
         }
+    })?;
+    if damaged > 0 {
+        bail!("{damaged} of {number} generations are damaged");
     }
-    if damaged > 0 { Err(anyhow!("{damaged} of {} generations are damaged", generations.len())) } else { Ok(()) }
+    if lane.store().is_damaged() {
+        bail!("the database fails its integrity check");
+    }
+    Ok(())
 }
 
 fn export(place: Place<'_>, space: &Name, generation: Option<u64>, out: &Path) -> anyhow::Result<()> {
-    let (archive, lane) = open(place)?;
-    let opened = read(&archive, &lane, generation)?;
+    let opened = read(&place.open(Access::Read)?, generation)?;
     let view = opened.engine.spaces().find(|view| view.name == *space);
     let view = view.ok_or_else(|| anyhow!("no space {space} in the snapshot"))?;
     let spec = opened.settings.space(space);
@@ -419,38 +409,19 @@ fn import(
 ) -> anyhow::Result<()> {
     let export = from.map(|path| Ok::<_, anyhow::Error>((path, read_export(path)?))).transpose()?;
     let starts = start_at.map(|path| Ok::<_, anyhow::Error>((path, read_positions(path)?))).transpose()?;
-    let mut archive = store::open(place.dir, config.store.kind, KEEP_ALL)?;
-    let lane = place.choose(&archive)?;
-    let (lane, mut head, mut engine) = match lane {
-        Some(lane) => {
-            let opened = newest_to_change(&mut archive, &lane)?;
-            (lane, opened.head, opened.engine)
-        }
-        None => {
-            let settings = config.check()?;
-            let configuration = crate::snapshot::fingerprint(&settings);
-            let head = LaneHead { configuration, ..LaneHead::default() };
-            (store::ONE_LANE.to_owned(), head, Engine::new(settings))
-        }
-    };
-    if let Some((path, export)) = &export {
-        engine
-            .import(space.clone(), &export.eigens, export.dim)
-            .with_context(|| format!("cannot import {} into space {space}", path.display()))?;
-        head.epoch = next_epoch(head.epoch);
-        head.publications.remove(&space);
+    let store = store::open(place.dir, Access::Create(config.store.kind))?;
+    let lane = place.choose(&store)?.unwrap_or_else(|| ONE_LANE.to_owned());
+    if starts.is_some() && lane != ONE_LANE {
+        bail!("--start-at requires a store with one lane (transport.kafka.lanes = \"one\"), but this is lane {lane}");
     }
-    if let Some((_, positions)) = &starts {
-        if lane != store::ONE_LANE {
-            return Err(anyhow!(
-                "--start-at requires a store with one lane (transport.kafka.lanes = \"one\"), but this is lane {lane}"
-            ));
-        }
-        head.merge.positions = positions.clone();
-    }
-    let generation = archive.commit(&lane, &head.seal(), engine.take_changes())?;
-    note(place.dir, &lane, generation)?;
-    let epoch = head.epoch;
+    let mut lane = LaneStore::new(store, &lane, Retention::ALL);
+    let parameters = export.as_ref().map(|(_, export)| (&space, export));
+    let positions = starts.as_ref().map(|(_, positions)| positions.clone());
+    let imported = lane.import(config.check()?, parameters, positions);
+    let (generation, epoch) = imported.with_context(|| match from {
+        Some(path) => format!("cannot import {} into space {space}", path.display()),
+        None => "cannot set the positions".to_owned(),
+    })?;
     if let Some((path, _)) = export {
         outln!("imported {} into space {space}: generation {generation}, epoch {epoch}", path.display())?;
     }
@@ -479,49 +450,79 @@ fn read_positions(path: &Path) -> anyhow::Result<BTreeMap<String, Position>> {
     Ok(offsets.into_iter().map(|(name, offset)| (name, positions::at(offset))).collect())
 }
 
-fn drop_spaces(place: Place<'_>, spaces: &[Name]) -> anyhow::Result<()> {
-    let (mut archive, lane) = open(place)?;
-    let Opened { mut head, mut engine, .. } = newest_to_change(&mut archive, &lane)?;
-    for space in spaces {
-        if !engine.drop_space(space) {
-            let there: Vec<&str> = engine.names().map(Name::as_str).take(20).collect();
-            let there = if there.is_empty() { "no spaces".to_owned() } else { there.join(", ") };
-            return Err(anyhow!("no space {space} in lane {lane}: it has {there}"));
-        }
-        head.publications.remove(space);
+fn backup(place: Place<'_>, config: &Config, out: &Path) -> anyhow::Result<()> {
+    let bytes = match store::open(place.dir, Access::Read) {
+        Ok(store) => Backup::of(&store)?.seal(),
+        Err(StoreError::InUse(_)) => fetch_backup(place.dir, config)?,
+        Err(error) => return Err(error.into()),
+    };
+    // Also what came over the network is verified before it replaces an older backup.
+    let Backup { lanes } = Backup::open(&bytes).context("the learner sent a damaged backup")?;
+    files::replace(out, &bytes).with_context(|| format!("cannot write {}", out.display()))?;
+    for lane in lanes {
+        let (records, generation) = (lane.records.len(), lane.generation);
+        outln!("backed up lane {}, generation {generation}, {records} records, to {}", lane.lane, out.display())?;
     }
-    head.epoch = next_epoch(head.epoch);
-    let generation = archive.commit(&lane, &head.seal(), engine.take_changes())?;
-    note(place.dir, &lane, generation)?;
-    let names: Vec<&str> = spaces.iter().map(Name::as_str).collect();
-    outln!("dropped {}: generation {generation}, epoch {}", names.join(", "), head.epoch)?;
     Ok(())
 }
 
-/// The newest undamaged generation, to continue from: damage must not reach the next one.
-fn newest_to_change(archive: &mut DirArchive, lane: &str) -> anyhow::Result<Opened> {
-    let opened = read(archive, lane, None)?;
-    if archive.generations(lane)?.last() != Some(&opened.generation) {
-        archive.rewind(lane, opened.generation)?;
+/// How long a running learner may take to send a backup.
+const BACKUP_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Asks the learner that runs on the store for a backup.
+fn fetch_backup(dir: &Path, config: &Config) -> anyhow::Result<Vec<u8>> {
+    let url = client::local(&config.http);
+    let in_use = || {
+        format!(
+            "the store {} is in use, and no learner sent a backup from {url} (http.listen): use the configuration of that learner, \
+             or stop it",
+            dir.display()
+        )
+    };
+    let token = std::fs::read_to_string(dir.join(TOKEN_FILE)).with_context(in_use)?;
+    let agent = client::agent(BACKUP_TIMEOUT, 1, Trust::load(&config.http.tls)?);
+    let mut request = agent.get(format!("{url}/v1/backup")).header(TOKEN_HEADER, token.trim());
+    if !config.http.token.0.is_empty() {
+        request = request.header("authorization", format!("Bearer {}", config.http.token.0));
     }
-    Ok(opened)
+    let mut response = request.call().with_context(in_use)?;
+    let status = response.status();
+    let body = response.body_mut().with_config().limit(u64::MAX).read_to_vec().with_context(in_use)?;
+    if !status.is_success() {
+        bail!("{}: {status}: {}", in_use(), String::from_utf8_lossy(&body));
+    }
+    Ok(body)
 }
 
-fn rollback(place: Place<'_>, to: u64) -> anyhow::Result<()> {
-    let (mut archive, lane) = open(place)?;
-    let Opened { mut head, .. } = read(&archive, &lane, Some(to))?;
-    let newest = archive.newest(&lane)?.0.map(|snapshot| LaneHead::open(&snapshot.head)).transpose()?;
-    head.epoch = next_epoch(newest.map_or(head.epoch, |newest| newest.epoch.max(head.epoch)));
-    archive.rewind(&lane, to)?;
-    let generation = archive.commit(&lane, &head.seal(), Vec::new())?;
-    note(place.dir, &lane, generation)?;
-    outln!("rolled back to generation {to}: new generation {generation}, epoch {}", head.epoch)?;
+fn restore(place: Place<'_>, config: &Config, from: &Path) -> anyhow::Result<()> {
+    let bytes = files::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    let backup = Backup::open(&bytes).with_context(|| format!("cannot read {}", from.display()))?;
+    let lanes: Vec<(String, u64)> = backup.lanes.iter().map(|lane| (lane.lane.clone(), lane.generation)).collect();
+    backup.restore_into(store::open(place.dir, Access::Create(config.store.kind))?)?;
+    for (lane, generation) in lanes {
+        outln!("restored lane {lane} from generation {generation} to {}", place.dir.display())?;
+    }
     Ok(())
 }
 
-/// Records the generation beside the store, so that the learner does not consider discarded generations lost.
-fn note(dir: &Path, lane: &str, generation: u64) -> anyhow::Result<()> {
-    Witness::new(dir, lane).note(generation).context("cannot record the generation beside the store")
+fn repair(place: Place<'_>, dry_run: bool) -> anyhow::Result<()> {
+    let store = store::open(place.dir, if dry_run { Access::Read } else { Access::Repair })?;
+    let plan = Plan::new(&store)?;
+    if plan.is_empty() {
+        outln!("nothing to repair: every generation is intact")?;
+        return Ok(());
+    }
+    if plan.replaces_store {
+        outln!("the database is damaged: copy what is intact to a new one, and rename the damaged one")?;
+    }
+    for lane in &plan.lanes {
+        outln!("{lane}")?;
+    }
+    if !dry_run {
+        plan.carry_out(store)?;
+        outln!("done")?;
+    }
+    Ok(())
 }
 
 fn name(space: &str) -> Result<Name, Failure> {

@@ -7,38 +7,46 @@ use std::time::Instant;
 use axum::Router as Routes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::Value;
 
 use super::live::{Seats, Wanted, Watched, page};
-use super::{Access, Problem, Server};
+use super::{Access, Problem, Server, backup};
+use crate::state::running::RunningStore;
 use crate::telemetry::{CONTENT_TYPE, Status};
 
 struct Shared {
     status: Arc<Status>,
     access: Arc<Access>,
     seats: Seats,
+    store: RunningStore,
 }
 
 /// Serves until `stop` resolves.
-pub async fn serve(server: Server, status: Arc<Status>, stop: impl Future<Output = ()> + Send + 'static) {
+pub async fn serve(
+    server: Server,
+    status: Arc<Status>,
+    store: RunningStore,
+    stop: impl Future<Output = ()> + Send + 'static,
+) {
     let seats = Seats::default();
     let closing = seats.clone();
-    let shared = Arc::new(Shared { status, access: server.access(), seats });
+    let shared = Arc::new(Shared { status, access: server.access(), seats, store });
     let routes = Routes::new()
         .route("/", get(page))
         .route("/live", get(|| async { "live\n" }))
         .route("/ready", get(ready))
         .route("/v1/status", get(show))
         .route("/v1/events", get(events))
+        .route("/v1/backup", get(send_backup))
         .route("/metrics", get(metrics))
         .fallback(|| async {
             Problem::new(
                 StatusCode::NOT_FOUND,
-                "no such path: use /, /live, /ready, /v1/status, /v1/events or /metrics",
+                "no such path: use /, /live, /ready, /v1/status, /v1/events, /v1/backup or /metrics",
             )
         })
         .layer(middleware::from_fn_with_state(shared.clone(), guard))
@@ -81,6 +89,10 @@ async fn events(
 ) -> Result<Response, Problem> {
     let Query(wanted) = wanted.map_err(|error| Problem::new(error.status(), error.body_text()))?;
     shared.seats.watch(shared.status.clone(), wanted)
+}
+
+async fn send_backup(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Result<Response, Problem> {
+    backup::answer(shared.store.clone(), &headers).await
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> Response {

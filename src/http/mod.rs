@@ -1,6 +1,7 @@
 //! HTTP: the router sidecar, the learner's status, the page of both, and the server that they share.
 
 mod access;
+pub mod backup;
 mod body;
 pub mod learner;
 mod live;

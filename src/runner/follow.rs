@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::runtime::Handle;
 
-use super::{CannotRead, DEAD_LETTERS_BYTES, Places, Retry, Runner, Snapshots, Stepped};
+use super::{CannotRead, DEAD_LETTERS_BYTES, Places, Retry, Runner, Stepped};
 use crate::config::{Config, Lanes, Settings, TransportKind};
 use crate::engine::{Engine, Totals};
 use crate::merge::MergeState;
-use crate::store::{self, ONE_LANE};
+use crate::state::running::RunningStore;
+use crate::state::{LocalLane, generations};
+use crate::store::{self, DirStore, ONE_LANE, Shared};
 use crate::telemetry::{News, Status, Unread};
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
@@ -41,6 +43,8 @@ pub struct Run<'a> {
     pub stop: &'a Arc<AtomicBool>,
     /// Receives progress reports.
     pub status: &'a Status,
+    /// Receives the store once it is open.
+    pub store: &'a RunningStore,
     /// Runtime for admin requests to the brokers.
     pub runtime: &'a Handle,
 }
@@ -91,8 +95,17 @@ impl Run<'_> {
     }
 
     /// Opens the store. The daemon retries while the disk is full.
-    pub(super) fn open_store(&self) -> anyhow::Result<Snapshots> {
-        self.retry().run("open_store", || Ok(Snapshots::open(&self.config.store, self.config.snapshot.keep)?))
+    pub(super) fn open_store(&self) -> anyhow::Result<Shared<DirStore>> {
+        let store = self.retry().run("open_store", || Ok(super::open_store(&self.config.store)?))?;
+        if let Err(error) = self.store.set(&self.config.store.dir, store.clone()) {
+            tracing::warn!(%error, "cannot write backup-token to store.dir; `snapshots backup` has to wait for a restart");
+        }
+        Ok(store)
+    }
+
+    /// The snapshots of a lane in the store.
+    pub(super) fn lane_store(&self, store: &Shared<DirStore>, lane: &str) -> LocalLane {
+        LocalLane::new(store.clone(), lane, (&self.config.snapshot).into())
     }
 
     /// Opens what the brokers hold. A daemon retries while they cannot answer: `None` if it has to stop before they do.
@@ -121,7 +134,7 @@ impl Run<'_> {
         let published = params.published();
         let outlet = Box::new(Files { dead_letters, params: Some(params) });
         let retry = self.retry();
-        let store = Some(self.open_store()?);
+        let store = Some(self.lane_store(&self.open_store()?, ONE_LANE));
         let (audit, facts) = (self.config.audit.path(), self.status.facts());
         let places = Places { store, audit, outlet, published, facts: facts.clone(), retry: retry.clone() };
         let (mut runner, state) = Runner::open(self.settings, &self.config.snapshot, places)?;
@@ -240,7 +253,14 @@ impl Run<'_> {
         let (audit, facts) = (self.config.audit.path(), self.status.facts());
         let outlet_of_runner = Box::new(outlet.clone());
         let retry = self.retry();
-        let places = Places { store: Some(store), audit, outlet: outlet_of_runner, published, facts, retry };
+        let places = Places {
+            store: Some(self.lane_store(&store, ONE_LANE)),
+            audit,
+            outlet: outlet_of_runner,
+            published,
+            facts,
+            retry,
+        };
         let (runner, mut state) = Runner::open(self.settings, &self.config.snapshot, places)?;
         let (places, gaps) = positions::resolve(cluster, &state, None, self.accept_gap)?;
         lock(&outlet).note_gaps(&gaps)?;
@@ -320,8 +340,8 @@ pub(super) fn tell_kafka<'r>(
 }
 
 /// Fails if the store holds an unknown lane.
-pub(super) fn check_lanes(store: &Snapshots, is_ours: impl Fn(&str) -> bool) -> anyhow::Result<()> {
-    match store.archive().lanes()?.into_iter().find(|lane| !is_ours(lane)) {
+pub(super) fn check_lanes(store: &Shared<DirStore>, is_ours: impl Fn(&str) -> bool) -> anyhow::Result<()> {
+    match generations::lanes(&*store.lock())?.into_iter().find(|lane| !is_ours(lane)) {
         Some(other) => Err(Problem::OtherLanes(other).into()),
         None => Ok(()),
     }

@@ -3,21 +3,18 @@
 //! Work arrives through a channel of capacity one: a second snapshot waits until the first is durable. The order is
 //! crash-safe: first the lines, then the snapshot that counts them, then the parameters of that snapshot.
 
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 
 use super::retry::Retry;
-use crate::config::StoreConfig;
 use crate::event::Name;
 use crate::failpoint;
 use crate::merge::MergeState;
-use crate::store::archive::Change;
-use crate::store::{self, DirArchive, ONE_LANE, StoreError, Witness};
+use crate::state::{Change, LocalLane};
 use crate::telemetry::{Facts, Published};
 use crate::transport::append::Appender;
 use crate::transport::{Letter, Outlet};
@@ -25,7 +22,7 @@ use crate::transport::{Letter, Outlet};
 /// Destinations of the work.
 pub struct Outlets {
     /// The snapshots.
-    pub snapshots: Option<Snapshots>,
+    pub snapshots: Option<LocalLane>,
     /// Requests that were learned from.
     pub audit: Option<Appender>,
     /// Dead letters and parameters.
@@ -34,50 +31,6 @@ pub struct Outlets {
     pub facts: Arc<Facts>,
     /// Retries failures of the operating system, since an abandoned snapshot would be lost.
     pub retry: Retry,
-}
-
-/// Storage of the snapshots of a lane.
-pub struct Snapshots {
-    /// The store, which lanes share.
-    pub archive: Arc<Mutex<DirArchive>>,
-    /// Its directory.
-    pub dir: PathBuf,
-    /// The lane.
-    pub lane: String,
-    /// Records the newest generation.
-    pub witness: Witness,
-}
-
-impl Snapshots {
-    /// The one lane of a store.
-    pub fn open(store: &StoreConfig, keep: usize) -> Result<Self, StoreError> {
-        let archive = Arc::new(Mutex::new(store::open(&store.dir, store.kind, keep)?));
-        Ok(Self::new(archive, &store.dir, ONE_LANE))
-    }
-
-    fn new(archive: Arc<Mutex<DirArchive>>, dir: &Path, lane: &str) -> Self {
-        Self { archive, dir: dir.to_owned(), lane: lane.to_owned(), witness: Witness::new(dir, lane) }
-    }
-
-    /// Another lane of the same store.
-    pub fn of_lane(&self, lane: &str) -> Self {
-        Self::new(self.archive.clone(), &self.dir, lane)
-    }
-
-    /// Makes the next generation of the lane durable; returns its number.
-    pub fn commit(&self, retry: &Retry, head: &[u8], changes: &[Change]) -> anyhow::Result<u64> {
-        let generation = retry.run("snapshot", || Ok(self.archive().commit(&self.lane, head, changes)?))?;
-        failpoint::reach("after-persist");
-        let cannot = "cannot record the generation of the snapshot";
-        retry.run("snapshot", || self.witness.note(generation).context(cannot))?;
-        Ok(generation)
-    }
-
-    /// The store.
-    pub fn archive(&self) -> MutexGuard<'_, DirArchive> {
-        // A commit is atomic in the store: a panic leaves it intact.
-        self.archive.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// What is to be made durable together.
@@ -89,6 +42,8 @@ pub struct Work {
     pub dead_letters: Vec<Letter>,
     /// A snapshot: its head and what has changed.
     pub snapshot: Option<(Vec<u8>, Vec<Change>)>,
+    /// When the snapshot was made, in milliseconds since 1970.
+    pub created_ms: u64,
     /// Where in the logs all this is.
     pub positions: MergeState,
     /// Parameters to publish.
@@ -154,6 +109,20 @@ impl Keeper {
     }
 }
 
+/// Makes a checkpoint if one is due, after publication: it may take a while. A failure costs no state, so it is reported, and
+/// the next snapshot tries again.
+pub fn checkpoint(lane: &mut LocalLane, created_ms: u64, facts: &Facts) {
+    match lane.checkpoint_if_due(created_ms) {
+        Ok(made) => {
+            facts.succeeded("checkpoint");
+            if let Some(made) = made {
+                tracing::info!(lane = lane.lane(), generation = made.generation, "checkpoint");
+            }
+        }
+        Err(error) => facts.failed("checkpoint", &error.into()),
+    }
+}
+
 impl Carry for Outlets {
     fn carry_out(&mut self, work: Work) -> anyhow::Result<()> {
         let Self { snapshots, audit, outlet, facts, retry } = self;
@@ -161,17 +130,20 @@ impl Carry for Outlets {
         if let Some(audit) = audit {
             retry.run("audit", || audit.append(&work.audit).context("cannot write audit.applied_log"))?;
         }
-        if let (Some(snapshots), Some((head, changes))) = (snapshots, &work.snapshot) {
+        if let (Some(snapshots), Some((head, changes))) = (&mut *snapshots, &work.snapshot) {
             let begun = Instant::now();
             failpoint::reach("before-persist");
-            let generation = snapshots.commit(retry, head, changes)?;
-            facts.snapshot(&snapshots.lane, generation, changes.len(), begun.elapsed());
+            let generation = retry.run("snapshot", || Ok(snapshots.commit(head, changes)?))?;
+            facts.snapshot(snapshots.lane(), generation, changes.len(), begun.elapsed());
         }
         if !work.params.is_empty() {
             retry.run("publish", || outlet.publish(&work.params))?;
             facts.published(work.told);
         }
         self.outlet.reached(&work.positions);
+        if let (Some(snapshots), true) = (snapshots, work.snapshot.is_some()) {
+            checkpoint(snapshots, work.created_ms, facts);
+        }
         if let Some(done) = work.done {
             // The receiver may be gone.
             let _ = done.send(());

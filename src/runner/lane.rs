@@ -30,14 +30,16 @@ use std::time::Instant;
 use anyhow::Context;
 
 use super::retry::Retry;
-use super::{Carry, Keeps, Runner, Snapshots, Work, cut_audit, note_changes};
+use super::{Carry, Keeps, Runner, Work, checkpoint, cut_audit, note_changes};
 use crate::config::{Settings, SnapshotConfig};
 use crate::engine::Engine;
 use crate::failpoint;
 use crate::merge::MergeState;
 use crate::router::Params;
 use crate::snapshot::{LaneHead, SharedHead, fingerprint};
-use crate::store::archive::{Archive, Change, Snapshot, difference};
+use crate::state::generations::difference;
+use crate::state::{Change, LaneStore, LocalLane, Records, Resumed, Retention, Snapshot};
+use crate::store::{DirStore, Shared};
 use crate::telemetry::Facts;
 use crate::transport::append::Appender;
 use crate::transport::kafka::cluster::{Cluster, Problem};
@@ -53,7 +55,7 @@ pub(super) struct Desk<'a> {
     pub cluster: &'a Cluster,
     pub settings: &'a Settings,
     pub cadence: &'a SnapshotConfig,
-    pub store: Snapshots,
+    pub store: Shared<DirStore>,
     /// ID of this instance.
     pub instance: String,
     /// Number of lanes of all instances.
@@ -117,9 +119,10 @@ impl Desk<'_> {
     ) -> anyhow::Result<Opened> {
         let name = lane_name(lane);
         let shared = Mirror::open(&self.cluster.config.topics.snapshots, lane, claim.entries)?;
-        let local = self.store.of_lane(&name);
+        let mut shared = LaneStore::new(shared, &name, Retention::newest(1));
+        let mut local = LocalLane::new(self.store.clone(), &name, self.cadence.into());
         let Begun { snapshot, mut head, from_topic, shared_changes, local_changes, mut shared_head } =
-            self.choose(lane, &shared, &local)?;
+            self.choose(lane, &mut shared, &mut local)?;
         let fresh = snapshot.is_none();
         let engine = match snapshot {
             Some(snapshot) => Engine::restore(self.settings.clone(), head.engine.clone(), snapshot.records)
@@ -167,31 +170,31 @@ impl Desk<'_> {
     }
 
     /// Chooses the state to resume from: the topic, or the local store if that is ahead; and what the other one lacks.
-    fn choose(&self, lane: i32, shared: &Archive<Mirror>, local: &Snapshots) -> anyhow::Result<Begun> {
+    fn choose(&self, lane: i32, shared: &mut LaneStore<Mirror>, local: &mut LocalLane) -> anyhow::Result<Begun> {
         let topic = &self.cluster.config.topics.snapshots;
         let bad = |problem: String| Problem::BadState { lane: format!("{topic}/{lane}"), problem };
-        let (found, damaged) = shared.newest(&local.lane)?;
+        let Resumed { snapshot: found, damaged } = shared.resume()?;
         if let (None, Some(damage)) = (&found, damaged.first()) {
             return Err(bad(damage.to_string()).into());
         }
         let Some(found) = found else {
-            let snapshot = local.newest()?;
+            let snapshot = newest(local)?;
             let head = snapshot.as_ref().map_or(Ok(LaneHead::default()), |snapshot| LaneHead::open(&snapshot.head))?;
-            let records = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.records);
-            let shared_changes = difference(&[], records);
+            let records = snapshot.as_ref().map_or_else(Records::new, |snapshot| snapshot.records.clone());
+            let shared_changes = difference(&Records::new(), &records);
             return Ok(Begun { head, shared_changes, snapshot, ..Begun::default() });
         };
         let shared_head = SharedHead::open(&found.head).map_err(|error| bad(error.to_string()))?;
         self.check_partitions(&shared_head)?;
         let head = LaneHead::open(&shared_head.lane).map_err(|error| bad(error.to_string()))?;
         // One that is damaged is replaced.
-        let copy = local.archive().resume(&local.lane)?.0;
+        let copy = local.resume()?.snapshot;
         let of_copy = copy.as_ref().and_then(|copy| LaneHead::open(&copy.head).ok());
         if let (Some(copy), Some(of_copy)) = (&copy, of_copy)
             && of_copy.epoch > head.epoch
         {
             tracing::warn!(
-                lane = local.lane,
+                lane = local.lane(),
                 epoch = of_copy.epoch,
                 "the store has a later epoch than the topic; resuming from the store"
             );
@@ -199,10 +202,10 @@ impl Desk<'_> {
             let snapshot = Some(copy.clone());
             return Ok(Begun { snapshot, head: of_copy, shared_changes, shared_head, ..Begun::default() });
         }
-        let local_changes = difference(copy.as_ref().map_or(&[], |copy| &copy.records), &found.records);
+        let local_changes = difference(&copy.map_or_else(Records::new, |copy| copy.records), &found.records);
         let term = shared_head.term;
         tracing::info!(
-            lane = local.lane,
+            lane = local.lane(),
             term,
             from = shared_head.instance,
             records = found.records.len(),
@@ -250,14 +253,14 @@ struct Begun {
 struct LaneOutlets {
     cluster: Cluster,
     transactions: Transactions,
-    shared: Archive<Mirror>,
+    shared: LaneStore<Mirror>,
     head: SharedHead,
     audit: Option<Appender>,
     audit_bytes: u64,
     limits: LetterLimits,
     facts: Arc<Facts>,
     retry: Retry,
-    local: Snapshots,
+    local: LocalLane,
     reader: Arc<OnceLock<Arc<Reader>>>,
     shared_changes: Vec<Change>,
     local_changes: Vec<Change>,
@@ -271,6 +274,7 @@ impl Carry for LaneOutlets {
             if let Some(reader) = self.reader.get() {
                 reader.commit(&work.positions);
             }
+            checkpoint(&mut self.local, work.created_ms, &self.facts);
         }
         if let Some(done) = work.done {
             // The receiver may be gone.
@@ -295,9 +299,10 @@ impl LaneOutlets {
         self.transactions.commit()?;
         failpoint::reach("after-publish");
         failpoint::reach("before-persist");
-        let generation = self.local.commit(&self.retry, &head, &local_changes)?;
-        tracing::debug!(lane = self.local.lane, generation, messages = number, "snapshot");
-        self.facts.snapshot(&self.local.lane, generation, records, begun.elapsed());
+        let local = &mut self.local;
+        let generation = self.retry.run("snapshot", || Ok(local.commit(&head, &local_changes)?))?;
+        tracing::debug!(lane = self.local.lane(), generation, messages = number, "snapshot");
+        self.facts.snapshot(self.local.lane(), generation, records, begun.elapsed());
         Ok(())
     }
 
@@ -313,16 +318,27 @@ impl LaneOutlets {
         let params = work.params.iter().map(|(space, bytes)| Outgoing::params(&self.cluster, space, bytes));
         let mut messages: Vec<Outgoing> = letters.chain(params).collect();
         let changes = together(&mut self.shared_changes, changes);
-        self.shared.commit(&self.local.lane, &self.head.seal(), changes)?;
+        self.shared.commit(&self.head.seal(), &changes)?;
         messages.extend(self.shared.store_mut().take_outbox());
         Ok(messages)
     }
 }
 
+/// The newest intact snapshot in the local store; an error if all were lost.
+fn newest(local: &mut LocalLane) -> anyhow::Result<Option<Snapshot>> {
+    let Resumed { snapshot, damaged } = local.resume()?;
+    for damage in &damaged {
+        tracing::error!(generation = damage.generation, problem = damage.problem, "snapshot is damaged");
+    }
+    local.check_lost(snapshot.as_ref(), &damaged)?;
+    Ok(snapshot)
+}
+
 /// Whether these entries hold a complete state of the lane.
 fn is_whole(topic: &str, lane: i32, entries: &Entries) -> bool {
-    let found = Mirror::open(topic, lane, entries.clone()).map(|archive| archive.newest(&lane_name(lane)));
-    matches!(found, Ok(Ok((Some(_), _))))
+    let newest = |mirror| LaneStore::new(mirror, &lane_name(lane), Retention::newest(1)).newest();
+    let found = Mirror::open(topic, lane, entries.clone()).map(newest);
+    matches!(found, Ok(Ok(Resumed { snapshot: Some(_), .. })))
 }
 
 /// Changes that were left over, then others: of each record the last.

@@ -24,6 +24,7 @@ use crate::event::Name;
 use crate::learner::Trainer;
 use crate::router::Params;
 use crate::snapshot::{LaneHead, SharedHead};
+use crate::state::{LaneStore, Resumed, Retention};
 use crate::transport::kafka::cluster::{Cluster, Plain, Problem, failed};
 use crate::transport::kafka::homes::partitions_of;
 use crate::transport::kafka::outlet::Outgoing;
@@ -233,8 +234,9 @@ impl Shard {
         if self.entries.is_empty() {
             return Ok(true);
         }
-        let archive = Mirror::open(topic, lane, self.entries.clone())?;
-        let Ok((Some(found), _)) = archive.newest(&lane_name(lane)) else { return Ok(false) };
+        let mirror = Mirror::open(topic, lane, self.entries.clone())?;
+        let store = LaneStore::new(mirror, &lane_name(lane), Retention::newest(1));
+        let Ok(Resumed { snapshot: Some(found), .. }) = store.newest() else { return Ok(false) };
         self.epoch = LaneHead::open(&SharedHead::open(&found.head)?.lane)?.epoch;
         let key = learner_key(space);
         if let Some((_, bytes)) = found.records.iter().find(|(known, _)| *known == key) {

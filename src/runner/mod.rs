@@ -26,18 +26,20 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde_json::{Value, json};
 
-pub use keeper::{Carry, Keeper, Outlets, Snapshots, Work};
+use keeper::checkpoint;
+pub use keeper::{Carry, Keeper, Outlets, Work};
 pub use retry::Retry;
 
-use crate::config::{Settings, SnapshotConfig};
+use crate::config::{Settings, SnapshotConfig, StoreConfig};
 use crate::dead_letters::Recording;
 use crate::engine::{Applied, DeadLetter, Engine};
 use crate::event::Name;
 use crate::merge::{Merge, MergeState, Next, Origin, Sourced};
 use crate::router::Params;
 use crate::snapshot::{LaneHead, Publication, fingerprint, next_epoch};
-use crate::store::StoreError;
-use crate::store::archive::Snapshot;
+use crate::state::repair::{Plan, Source};
+use crate::state::{LocalLane, Restored, StateError};
+use crate::store::{self, Access, DirStore, Shared, SnapshotStore, StoreError};
 use crate::telemetry::{Facts, Published};
 use crate::transport::append::Appender;
 use crate::transport::{Letter, Log, Outlet, now_ms};
@@ -52,7 +54,7 @@ pub const DEAD_LETTERS_BYTES: u64 = 64 << 20;
 /// Where a run stores its state and output.
 pub struct Places {
     /// The store; without one, nothing outlives the run.
-    pub store: Option<Snapshots>,
+    pub store: Option<LocalLane>,
     /// The log of applied requests.
     pub audit: Option<PathBuf>,
     /// Dead letters and parameters.
@@ -104,9 +106,9 @@ pub struct Runner<S> {
 impl<S: Log> Runner<S> {
     /// Resumes from the newest snapshot of the store, if there is one. Also returns the positions of the logs to add.
     pub fn open(settings: &Settings, cadence: &SnapshotConfig, places: Places) -> anyhow::Result<(Self, MergeState)> {
-        let snapshots = places.store;
-        let restored = match &snapshots {
-            Some(snapshots) => snapshots.restore(settings)?,
+        let mut snapshots = places.store;
+        let restored = match &mut snapshots {
+            Some(snapshots) => restore(snapshots, settings)?,
             None => None,
         };
         let fresh = restored.is_none();
@@ -283,6 +285,7 @@ impl<S: Log> Runner<S> {
             self.head.engine = self.engine.head();
             self.head.created_ms = created_ms;
             work.snapshot = Some((self.head.seal(), self.engine.take_changes()));
+            work.created_ms = created_ms;
         }
         (self.applied_since, self.events_since, self.dead_bytes) = (0, 0, 0);
         self.last_snapshot = Instant::now();
@@ -373,40 +376,39 @@ pub enum Stepped {
     End,
 }
 
-impl Snapshots {
-    /// The engine restored from the newest intact snapshot of the lane.
-    fn restore(&self, settings: &Settings) -> anyhow::Result<Option<(Engine, LaneHead)>> {
-        let Some(snapshot) = self.newest()? else { return Ok(None) };
-        let head = LaneHead::open(&snapshot.head)?;
-        let engine = Engine::restore(settings.clone(), head.engine.clone(), snapshot.records).with_context(|| {
-            format!("the snapshot in store {} does not match the configuration", self.dir.display())
-        })?;
-        tracing::info!(generation = snapshot.generation, epoch = head.epoch, "restored snapshot");
-        Ok(Some((engine, head)))
+/// Opens the store of a daemon. Repairs a damaged one if every lane has an intact generation, and logs what it gives up.
+pub fn open_store(config: &StoreConfig) -> Result<Shared<DirStore>, StateError> {
+    let mut store = store::open(&config.dir, Access::Learn(config.kind))?;
+    if store.is_damaged() {
+        let plan = Plan::new(&store)?;
+        if let Some(lost) = plan.lanes.iter().find(|lane| !matches!(lane.from, Source::Generation(_))) {
+            let problem = format!("the database is damaged and holds no intact snapshot ({lost})");
+            return Err(StoreError::Damaged { path: store.place(), problem }.into());
+        }
+        if plan.lanes.is_empty() {
+            let problem = "the database is damaged and holds no intact snapshot".to_owned();
+            return Err(StoreError::Damaged { path: store.place(), problem }.into());
+        }
+        for lane in &plan.lanes {
+            tracing::error!(store = store.place(), plan = lane.to_string(), "repairing the damaged store");
+        }
+        store = plan.carry_out(store)?;
     }
+    Ok(Shared::new(store))
+}
 
-    /// The newest intact snapshot of the lane; an error if all snapshots were lost.
-    fn newest(&self) -> anyhow::Result<Option<Snapshot>> {
-        let (snapshot, damaged) = self.archive().resume(&self.lane)?;
-        for damage in &damaged {
-            tracing::error!(generation = damage.generation, problem = damage.problem, "snapshot is damaged");
-        }
-        let expected = self.witness.newest();
-        let Some(snapshot) = snapshot else {
-            let path = self.dir.display().to_string();
-            let problem = match (damaged.last(), expected) {
-                (None, None) => return Ok(None),
-                (Some(damage), _) => format!("it holds no intact snapshot ({damage})"),
-                (None, Some(expected)) => format!("it is empty, but generation {expected} was committed to it"),
-            };
-            return Err(StoreError::Damaged { path, problem }.into());
-        };
-        let generation = snapshot.generation;
-        if !damaged.is_empty() || expected > Some(generation) {
-            tracing::warn!(generation, newest = expected, "resuming from an older snapshot");
-        }
-        Ok(Some(snapshot))
+/// The engine restored from the newest intact snapshot of the lane. Logs what was given up.
+fn restore(lane: &mut LocalLane, settings: &Settings) -> anyhow::Result<Option<(Engine, LaneHead)>> {
+    let restored = lane.restore(settings).with_context(|| format!("cannot restore store {}", lane.store().place()))?;
+    let Some(Restored { engine, head, generation, damaged, lost }) = restored else { return Ok(None) };
+    for damage in &damaged {
+        tracing::error!(generation = damage.generation, problem = damage.problem, "snapshot is damaged");
     }
+    if !damaged.is_empty() || lost.is_some() {
+        tracing::warn!(generation, newest = lost, "resuming from an older snapshot");
+    }
+    tracing::info!(generation, epoch = head.epoch, "restored snapshot");
+    Ok(Some((engine, head)))
 }
 
 /// Truncates the log of applied requests to the snapshot; a new store starts at the end of the log.

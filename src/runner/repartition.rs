@@ -13,7 +13,8 @@ use super::lane::lane_name;
 use crate::engine::{is_of_lane, space_of};
 use crate::event::Name;
 use crate::snapshot::{LaneHead, SharedHead};
-use crate::store::archive::{Archive, difference};
+use crate::state::generations::difference;
+use crate::state::{LaneStore, Records, Resumed, Retention};
 use crate::transport::kafka::cluster::{Cluster, Problem};
 use crate::transport::kafka::homes::partition_of;
 use crate::transport::kafka::outlet::Outgoing;
@@ -37,13 +38,11 @@ pub struct Moved {
 
 /// The state of a lane.
 struct State {
-    archive: Archive<Mirror>,
+    store: LaneStore<Mirror>,
     shared: SharedHead,
     head: LaneHead,
     records: Records,
 }
-
-type Records = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Transactional ID of the one transaction over all lanes.
 const NAME: &str = "repartition";
@@ -86,17 +85,18 @@ pub fn repartition(cluster: &Cluster, accept_gap: bool, mut tell: impl FnMut(i32
 fn read(cluster: &Cluster, lane: i32) -> anyhow::Result<State> {
     let topic = &cluster.config.topics.snapshots;
     let bad = |problem: String| Problem::BadState { lane: format!("{topic}/{lane}"), problem };
-    let archive = Mirror::open(topic, lane, state::read(cluster, lane, Entries::new(), 0)?)?;
-    let (found, damaged) = archive.newest(&lane_name(lane))?;
+    let mirror = Mirror::open(topic, lane, state::read(cluster, lane, Entries::new(), 0)?)?;
+    let mut store = LaneStore::new(mirror, &lane_name(lane), Retention::newest(1));
+    let Resumed { snapshot: found, damaged } = store.resume()?;
     if let (None, Some(damage)) = (&found, damaged.first()) {
         return Err(bad(damage.to_string()).into());
     }
     let Some(found) = found else {
-        return Ok(State { archive, shared: SharedHead::default(), head: LaneHead::default(), records: Vec::new() });
+        return Ok(State { store, shared: SharedHead::default(), head: LaneHead::default(), records: Vec::new() });
     };
     let shared = SharedHead::open(&found.head).map_err(|error| bad(error.to_string()))?;
     let head = LaneHead::open(&shared.lane).map_err(|error| bad(error.to_string()))?;
-    Ok(State { archive, shared, head, records: found.records })
+    Ok(State { store, shared, head, records: found.records })
 }
 
 /// Fails if a lane has unread messages in its partitions.
@@ -150,7 +150,7 @@ fn spread(states: &mut [State]) -> anyhow::Result<(Vec<Outgoing>, Moved)> {
     let epoch = states.iter().map(|state| state.head.epoch).max().unwrap_or(0);
     let configuration = states.iter().map(|state| &state.head.configuration).find(|text| !text.is_empty()).cloned();
     let mut messages = Vec::new();
-    for (lane, ((state, records), publications)) in states.iter_mut().zip(records).zip(publications).enumerate() {
+    for ((state, records), publications) in states.iter_mut().zip(records).zip(publications) {
         (state.head.epoch, state.head.publications) = (epoch, publications);
         if state.head.configuration.is_empty() {
             state.head.configuration = configuration.clone().unwrap_or_default();
@@ -159,8 +159,8 @@ fn spread(states: &mut [State]) -> anyhow::Result<(Vec<Outgoing>, Moved)> {
         (state.shared.partitions, state.shared.lane) = (number as u32, state.head.seal());
         state.shared.term += 1;
         let changes = difference(&state.records, &records);
-        state.archive.commit(&lane_name(lane as i32), &state.shared.seal(), changes)?;
-        messages.extend(state.archive.store_mut().take_outbox());
+        state.store.commit(&state.shared.seal(), &changes)?;
+        messages.extend(state.store.store_mut().take_outbox());
     }
     let moved = homes.values().filter(|(from, to)| from != to).count();
     Ok((messages, Moved { before: 0, now: number, spaces: homes.len(), moved }))

@@ -75,7 +75,7 @@ impl Retry {
 fn is_transient(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<io::Error>()
-            || matches!(cause.downcast_ref(), Some(StoreError::Write { .. }))
+            || matches!(cause.downcast_ref(), Some(StoreError::Read { .. } | StoreError::Write { .. }))
             || matches!(cause.downcast_ref(), Some(Problem::Transient { .. } | Problem::Unreachable { .. }))
     })
 }

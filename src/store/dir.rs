@@ -6,6 +6,7 @@
 //! newest      newest acknowledged generation: if the backend holds only older ones, some were lost;
 //!             newest-LANE for the lanes of partitions
 //! instance    member ID in consumer groups
+//! checkpoints/     complete copies of single generations: LANE-GENERATION-TIME.snapshot
 //! db.redb, sled/   files of the backend
 //! ```
 
@@ -16,11 +17,10 @@ use std::time::{Duration, Instant};
 
 use rand::RngExt;
 
-use super::archive::Archive;
 use super::redb::Redb;
-use super::{SnapshotStore, StoreError};
+use super::{Batch, SnapshotStore, StoreError};
 use crate::config::StoreKind;
-use crate::files;
+use crate::{failpoint, files};
 
 /// The lane of the file transport, and of all partitions together.
 pub const ONE_LANE: &str = "file";
@@ -32,36 +32,122 @@ const LOCK_RETRY: Duration = Duration::from_millis(10);
 const FORMAT: &str = "format";
 const VERSION: u16 = 1;
 
-/// Snapshots in a directory.
-pub type DirArchive = Archive<Box<dyn SnapshotStore>>;
+const CHECKPOINTS: &str = "checkpoints";
 
-/// Records the newest generation of a lane outside the backend, so that a store that lost generations is detected.
-#[derive(Debug, Clone)]
-pub struct Witness {
-    path: PathBuf,
-    lane: String,
+/// A store in a directory.
+pub struct DirStore {
+    dir: PathBuf,
+    backend: Box<dyn SnapshotStore>,
+    /// Held as long as the store is open; a store on read-only media may have none.
+    _lock: Option<File>,
 }
 
-impl Witness {
-    /// For a lane of the store in `dir`.
-    pub fn new(dir: &Path, lane: &str) -> Self {
-        let name = if lane == ONE_LANE { "newest".to_owned() } else { format!("newest-{lane}") };
-        Self { path: dir.join(name), lane: lane.to_owned() }
+/// What a store is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Creates the store if there is none. A damaged one can be opened if its database can be read.
+    Learn(StoreKind),
+    /// Creates the store if there is none.
+    Create(StoreKind),
+    /// Changes an existing store.
+    Write,
+    /// Repairs an existing store: its database need not be readable.
+    Repair,
+    /// Writes nothing, not even a lock file.
+    Read,
+}
+
+impl Access {
+    /// Whether a database that fails its integrity check can be opened.
+    fn accepts_damage(self) -> bool {
+        matches!(self, Self::Learn(_) | Self::Repair | Self::Read)
+    }
+}
+
+impl SnapshotStore for DirStore {
+    fn place(&self) -> String {
+        self.dir.display().to_string()
     }
 
-    /// Records an acknowledged generation. Not synced: after a machine crash the record may be an older one.
-    pub fn note(&self, generation: u64) -> std::io::Result<()> {
-        let Self { path, lane } = self;
-        put(path, &format!("{generation} {lane}\n"))
-            .map_err(|error| std::io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display())))
+    fn value_bytes_max(&self) -> usize {
+        self.backend.value_bytes_max()
     }
 
-    /// The newest generation recorded as acknowledged.
-    pub fn newest(&self) -> Option<u64> {
-        let text = std::fs::read_to_string(&self.path).ok()?;
+    fn scan(&self, prefix: &[u8], each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
+        self.backend.scan(prefix, each)
+    }
+
+    fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
+        if batch.is_empty() { Ok(()) } else { self.backend.apply(batch) }
+    }
+
+    fn recover(&mut self) -> Result<(), StoreError> {
+        self.backend.recover()
+    }
+
+    fn bytes_on_disk(&self) -> Result<u64, StoreError> {
+        allocated(&self.dir).map_err(|error| cannot_read(&self.dir, &error))
+    }
+
+    fn is_damaged(&self) -> bool {
+        self.backend.is_damaged()
+    }
+
+    fn start_over(&mut self) -> Result<(), StoreError> {
+        self.backend.start_over()
+    }
+
+    /// Not synced: after a machine crash the record may be an older one.
+    fn note_newest(&mut self, lane: &str, generation: u64) -> Result<(), StoreError> {
+        failpoint::reach("after-persist");
+        let path = witness(&self.dir, lane);
+        put(&path, &format!("{generation} {lane}\n")).map_err(|error| cannot_write(&path, &error))
+    }
+
+    fn newest_noted(&self, lane: &str) -> Option<u64> {
+        let text = std::fs::read_to_string(witness(&self.dir, lane)).ok()?;
         let (generation, of) = text.strip_suffix('\n')?.split_once(' ')?;
-        if of == self.lane { generation.parse().ok() } else { None }
+        if of == lane { generation.parse().ok() } else { None }
     }
+
+    fn checkpoint_names(&self) -> Result<Vec<String>, StoreError> {
+        let path = self.dir.join(CHECKPOINTS);
+        let list = || -> std::io::Result<Vec<String>> {
+            let names = std::fs::read_dir(&path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+            names.collect()
+        };
+        match list() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            names => names.map_err(|error| cannot_read(&path, &error)),
+        }
+    }
+
+    fn read_checkpoint(&self, name: &str) -> Result<Vec<u8>, StoreError> {
+        let path = self.dir.join(CHECKPOINTS).join(name);
+        files::read(&path).map_err(|error| cannot_read(&path, &error))
+    }
+
+    fn write_checkpoint(&mut self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        let path = self.dir.join(CHECKPOINTS).join(name);
+        let write = || {
+            files::create_dirs(files::parent(&path))?;
+            files::replace(&path, bytes)
+        };
+        write().map_err(|error| cannot_write(&path, &error))
+    }
+
+    fn remove_checkpoint(&mut self, name: &str) -> Result<(), StoreError> {
+        let path = self.dir.join(CHECKPOINTS).join(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(cannot_write(&path, &error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The file that names the newest generation of a lane.
+fn witness(dir: &Path, lane: &str) -> PathBuf {
+    dir.join(if lane == ONE_LANE { "newest".to_owned() } else { format!("newest-{lane}") })
 }
 
 /// The instance ID of the store in `dir`; stable across restarts.
@@ -84,44 +170,50 @@ fn put(path: &Path, text: &str) -> std::io::Result<()> {
     std::fs::rename(&beside, path)
 }
 
-/// Opens the snapshots in `dir`; creates a store if there is none.
-pub fn open(dir: &Path, kind: StoreKind, keep: usize) -> Result<DirArchive, StoreError> {
+/// Opens the store in `dir`.
+pub fn open(dir: &Path, access: Access) -> Result<DirStore, StoreError> {
     let shown = dir.display().to_string();
-    let cannot = |error: std::io::Error| StoreError::Write { path: shown.clone(), problem: error.to_string() };
-    std::fs::create_dir_all(dir).map_err(cannot)?;
-    let lock = lock(dir)?;
-    match made_by(dir)? {
-        Some(found) if found != kind.to_string() => Err(StoreError::OtherKind { path: shown, found }),
-        Some(_) => archive(dir, kind, keep, lock, false),
-        None => {
-            let archive = archive(dir, kind, keep, lock, true)?;
-            files::replace(&dir.join(FORMAT), format!("{VERSION} {kind}\n").as_bytes()).map_err(cannot)?;
-            Ok(archive)
-        }
-    }
-}
-
-/// Opens the snapshots of an existing store in `dir`, with the backend that created it.
-pub fn open_existing(dir: &Path, keep: usize) -> Result<DirArchive, StoreError> {
-    let kinds = [StoreKind::Redb, StoreKind::Sled];
-    let shown = dir.display().to_string();
-    let made_by = if dir.is_dir() { made_by(dir)? } else { None };
-    let Some(found) = made_by else { return Err(StoreError::Missing(shown)) };
-    match kinds.into_iter().find(|kind| kind.to_string() == found) {
-        Some(kind) => archive(dir, kind, keep, lock(dir)?, false),
-        None => Err(StoreError::Newer { path: shown, found, newest: VERSION }),
-    }
-}
-
-fn archive(dir: &Path, kind: StoreKind, keep: usize, lock: File, new: bool) -> Result<DirArchive, StoreError> {
-    let backend: Box<dyn SnapshotStore> = match kind {
-        StoreKind::Redb => Box::new(Redb::open(dir, new, lock)?),
-        #[cfg(feature = "sled")]
-        StoreKind::Sled => Box::new(super::sled::Sled::open(dir, new, lock)?),
-        #[cfg(not(feature = "sled"))]
-        StoreKind::Sled => return Err(StoreError::NoSled(dir.display().to_string())),
+    let found = if dir.is_dir() { made_by(dir)? } else { None };
+    let wanted = match access {
+        Access::Learn(kind) | Access::Create(kind) => Some(kind),
+        Access::Write | Access::Repair | Access::Read => None,
     };
-    Archive::open(backend, keep)
+    let (kind, is_new) = match (found, wanted) {
+        (None, None) => return Err(StoreError::Missing(shown)),
+        (None, Some(kind)) => (kind, true),
+        (Some(found), Some(kind)) if found != kind.to_string() => {
+            return Err(StoreError::OtherKind { path: shown, found });
+        }
+        (Some(found), _) => match [StoreKind::Redb, StoreKind::Sled].into_iter().find(|kind| kind.to_string() == found)
+        {
+            Some(kind) => (kind, false),
+            None => return Err(StoreError::Newer { path: shown, found, newest: VERSION }),
+        },
+    };
+    if is_new {
+        files::create_dirs(dir).map_err(|error| cannot_write(dir, &error))?;
+    }
+    let lock = lock(dir, access)?;
+    if is_new && made_by(dir)?.is_some() {
+        // Another process created it in the meantime.
+        drop(lock);
+        return open(dir, access);
+    }
+    let backend: Box<dyn SnapshotStore> = match kind {
+        StoreKind::Redb => Box::new(Redb::open(dir, is_new, access)?),
+        #[cfg(feature = "sled")]
+        StoreKind::Sled => Box::new(super::sled::Sled::open(dir, is_new, access)?),
+        #[cfg(not(feature = "sled"))]
+        StoreKind::Sled => return Err(StoreError::NoSled(shown)),
+    };
+    if backend.is_damaged() && !access.accepts_damage() {
+        return Err(StoreError::Damaged { path: shown, problem: "the database fails its integrity check".to_owned() });
+    }
+    if is_new {
+        files::replace(&dir.join(FORMAT), format!("{VERSION} {kind}\n").as_bytes())
+            .map_err(|error| cannot_write(dir, &error))?;
+    }
+    Ok(DirStore { dir: dir.to_owned(), backend, _lock: lock })
 }
 
 /// The backend that created the store in `dir`, if there is one.
@@ -142,27 +234,42 @@ fn made_by(dir: &Path) -> Result<Option<String>, StoreError> {
     }
 }
 
-/// Takes the lock of a store. Retries a contended lock for a moment: a child process inherits it between fork and exec,
-/// so it can outlive its owner by that long.
-fn lock(dir: &Path) -> Result<File, StoreError> {
+/// Takes the lock of a store: shared to read, exclusive otherwise. Retries a contended lock for a moment: a child process
+/// inherits it between fork and exec, so it can outlive its owner by that long.
+fn lock(dir: &Path, access: Access) -> Result<Option<File>, StoreError> {
+    let path = dir.join("lock");
+    let file = match access {
+        Access::Read => match File::open(&path) {
+            // No process has opened this copy.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(|error| cannot_read(dir, &error))?,
+        },
+        _ => {
+            let open = File::options().create(true).truncate(false).write(true).open(&path);
+            open.map_err(|error| cannot_write(dir, &error))?
+        }
+    };
     let begun = Instant::now();
     loop {
-        match try_lock(dir) {
-            Err(StoreError::InUse(_)) if begun.elapsed() < LOCK_LINGERS => std::thread::sleep(LOCK_RETRY),
-            result => return result,
+        match if access == Access::Read { file.try_lock_shared() } else { file.try_lock() } {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_LINGERS => std::thread::sleep(LOCK_RETRY),
+            Err(TryLockError::WouldBlock) => return Err(StoreError::InUse(dir.display().to_string())),
+            Err(TryLockError::Error(error)) => return Err(cannot_write(dir, &error)),
         }
     }
 }
 
-fn try_lock(dir: &Path) -> Result<File, StoreError> {
-    let path = dir.display().to_string();
-    let open = File::options().create(true).truncate(false).write(true).open(dir.join("lock"));
-    let file = open.map_err(|error| StoreError::Write { path: path.clone(), problem: error.to_string() })?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::InUse(path)),
-        Err(TryLockError::Error(error)) => Err(StoreError::Write { path, problem: error.to_string() }),
-    }
+pub(super) fn damaged(dir: &Path, problem: &str) -> StoreError {
+    StoreError::Damaged { path: dir.display().to_string(), problem: problem.to_owned() }
+}
+
+pub(super) fn cannot_write(path: &Path, error: &dyn std::error::Error) -> StoreError {
+    StoreError::Write { path: path.display().to_string(), problem: error.to_string() }
+}
+
+pub(super) fn cannot_read(path: &Path, error: &dyn std::error::Error) -> StoreError {
+    StoreError::Read { path: path.display().to_string(), problem: error.to_string() }
 }
 
 /// Bytes allocated to the files of a directory, without holes.

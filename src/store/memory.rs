@@ -9,9 +9,15 @@ use super::{Batch, SnapshotStore, StoreError};
 pub struct Memory {
     /// Its entries.
     pub entries: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Its checkpoint files.
+    pub checkpoints: BTreeMap<String, Vec<u8>>,
 }
 
 impl SnapshotStore for Memory {
+    fn place(&self) -> String {
+        "in memory".to_owned()
+    }
+
     fn value_bytes_max(&self) -> usize {
         4096
     }
@@ -29,11 +35,30 @@ impl SnapshotStore for Memory {
     }
 
     fn bytes_on_disk(&self) -> Result<u64, StoreError> {
-        Ok(0)
+        let entries = self.entries.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
+        Ok((entries + self.checkpoints.values().map(Vec::len).sum::<usize>()) as u64)
     }
 
-    fn start_over(&mut self, _saved: bool) -> Result<(), StoreError> {
+    fn start_over(&mut self) -> Result<(), StoreError> {
         self.entries.clear();
+        Ok(())
+    }
+
+    fn checkpoint_names(&self) -> Result<Vec<String>, StoreError> {
+        Ok(self.checkpoints.keys().cloned().collect())
+    }
+
+    fn read_checkpoint(&self, name: &str) -> Result<Vec<u8>, StoreError> {
+        self.checkpoints.get(name).cloned().ok_or_else(|| StoreError::Missing(name.to_owned()))
+    }
+
+    fn write_checkpoint(&mut self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        self.checkpoints.insert(name.to_owned(), bytes.to_vec());
+        Ok(())
+    }
+
+    fn remove_checkpoint(&mut self, name: &str) -> Result<(), StoreError> {
+        self.checkpoints.remove(name);
         Ok(())
     }
 }

@@ -1,9 +1,5 @@
-//! Durable storage of snapshots.
-//!
-//! A [`SnapshotStore`] is an ordered map on disk. [`Archive`](archive::Archive) keeps generations of snapshots in it:
-//! checksummed, incremental, several of them complete at any time.
+//! Small ordered maps on disk, in which [`LaneStore`](crate::state::LaneStore) keeps snapshots.
 
-pub mod archive;
 #[cfg(feature = "daemon")]
 mod dir;
 mod memory;
@@ -12,14 +8,19 @@ mod redb;
 #[cfg(feature = "sled")]
 mod sled;
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use thiserror::Error;
 
 #[cfg(feature = "daemon")]
-pub use dir::{DirArchive, ONE_LANE, Witness, instance, open, open_existing};
+pub use dir::{Access, DirStore, ONE_LANE, instance, open};
 pub use memory::Memory;
 
-/// An ordered map of small values, changed in batches.
+/// An ordered map of small values, changed in batches; and, if it is a directory, a few files beside the map.
 pub trait SnapshotStore: Send {
+    /// Where it is, for messages.
+    fn place(&self) -> String;
+
     /// Maximum size of a value in bytes.
     fn value_bytes_max(&self) -> usize;
 
@@ -35,16 +36,70 @@ pub trait SnapshotStore: Send {
     }
 
     /// Disk space used, in bytes.
-    fn bytes_on_disk(&self) -> Result<u64, StoreError>;
+    fn bytes_on_disk(&self) -> Result<u64, StoreError> {
+        Ok(0)
+    }
 
-    /// Whether the store is known to be damaged: it can be read, but must not be written.
+    /// Whether the store is known to be damaged: parts of it may be readable, but it must not be written.
     fn is_damaged(&self) -> bool {
         false
     }
 
-    /// Starts over with an empty store. The damaged files are renamed, not deleted. `saved` tells whether any of their
-    /// contents were recovered.
-    fn start_over(&mut self, saved: bool) -> Result<(), StoreError>;
+    /// Replaces the map by an empty one. The damaged files are renamed, not deleted.
+    fn start_over(&mut self) -> Result<(), StoreError>;
+
+    /// Records the newest generation of a lane outside the map, so that a map that lost generations is detected.
+    fn note_newest(&mut self, _lane: &str, _generation: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// The newest generation recorded for a lane.
+    fn newest_noted(&self, _lane: &str) -> Option<u64> {
+        None
+    }
+
+    /// Names of the checkpoint files.
+    fn checkpoint_names(&self) -> Result<Vec<String>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    /// Reads a checkpoint file.
+    fn read_checkpoint(&self, name: &str) -> Result<Vec<u8>, StoreError> {
+        Err(StoreError::Missing(name.to_owned()))
+    }
+
+    /// Writes a checkpoint file, atomically and durably.
+    fn write_checkpoint(&mut self, _name: &str, _bytes: &[u8]) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Deletes a checkpoint file.
+    fn remove_checkpoint(&mut self, _name: &str) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// A store that several lanes use.
+#[derive(Debug)]
+pub struct Shared<S>(Arc<Mutex<S>>);
+
+impl<S> Shared<S> {
+    /// Shares a store.
+    pub fn new(store: S) -> Self {
+        Self(Arc::new(Mutex::new(store)))
+    }
+
+    /// Locks the store, for several operations on one state.
+    pub fn lock(&self) -> MutexGuard<'_, S> {
+        // A batch is atomic: a panic leaves the store intact.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S> Clone for Shared<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
 }
 
 /// Changes that are applied together.
@@ -56,6 +111,13 @@ pub struct Batch {
     pub puts: Vec<(Vec<u8>, Vec<u8>)>,
     /// Keys to delete; disjoint from `puts`.
     pub deletes: Vec<Vec<u8>>,
+}
+
+impl Batch {
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.puts.is_empty() && self.deletes.is_empty()
+    }
 }
 
 /// Why a store cannot be used.
@@ -85,8 +147,9 @@ pub enum StoreError {
     NoSled(String),
     /// The store cannot be read.
     #[error(
-        "cannot read store {path}: {problem}; move it aside (mv {path} {path}.damaged) and rebuild it from the logs: \
-         pointsman replay --keep-open --store {path} --queries ... --rewards ..."
+        "cannot read store {path}: {problem}; save what is intact (pointsman snapshots repair --store {path}), or move it aside \
+         (mv {path} {path}.damaged) and rebuild it from the logs: pointsman replay --keep-open --store {path} --queries ... \
+         --rewards ..."
     )]
     Damaged {
         /// Path of the store.
@@ -104,6 +167,14 @@ pub enum StoreError {
         /// Newest supported version.
         newest: u16,
     },
+    /// The operating system refuses to read the store; its contents may be intact.
+    #[error("cannot read store {path}: {problem}: fix the cause and try again")]
+    Read {
+        /// Path of the store, or of a file in it.
+        path: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// The store cannot be written.
     #[error("cannot write store {path}: {problem}; committed snapshots are intact: fix the cause and restart")]
     Write {
@@ -114,32 +185,60 @@ pub enum StoreError {
     },
 }
 
-impl<S: SnapshotStore + ?Sized> SnapshotStore for Box<S> {
+impl<S: SnapshotStore> SnapshotStore for Shared<S> {
+    fn place(&self) -> String {
+        self.lock().place()
+    }
+
     fn value_bytes_max(&self) -> usize {
-        (**self).value_bytes_max()
+        self.lock().value_bytes_max()
     }
 
     fn scan(&self, prefix: &[u8], each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
-        (**self).scan(prefix, each)
+        self.lock().scan(prefix, each)
     }
 
     fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
-        (**self).apply(batch)
+        self.lock().apply(batch)
     }
 
     fn recover(&mut self) -> Result<(), StoreError> {
-        (**self).recover()
+        self.lock().recover()
     }
 
     fn bytes_on_disk(&self) -> Result<u64, StoreError> {
-        (**self).bytes_on_disk()
+        self.lock().bytes_on_disk()
     }
 
     fn is_damaged(&self) -> bool {
-        (**self).is_damaged()
+        self.lock().is_damaged()
     }
 
-    fn start_over(&mut self, saved: bool) -> Result<(), StoreError> {
-        (**self).start_over(saved)
+    fn start_over(&mut self) -> Result<(), StoreError> {
+        self.lock().start_over()
+    }
+
+    fn note_newest(&mut self, lane: &str, generation: u64) -> Result<(), StoreError> {
+        self.lock().note_newest(lane, generation)
+    }
+
+    fn newest_noted(&self, lane: &str) -> Option<u64> {
+        self.lock().newest_noted(lane)
+    }
+
+    fn checkpoint_names(&self) -> Result<Vec<String>, StoreError> {
+        self.lock().checkpoint_names()
+    }
+
+    fn read_checkpoint(&self, name: &str) -> Result<Vec<u8>, StoreError> {
+        self.lock().read_checkpoint(name)
+    }
+
+    fn write_checkpoint(&mut self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        self.lock().write_checkpoint(name, bytes)
+    }
+
+    fn remove_checkpoint(&mut self, name: &str) -> Result<(), StoreError> {
+        self.lock().remove_checkpoint(name)
     }
 }

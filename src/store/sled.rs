@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::dir::allocated;
+use super::dir::{Access, aside, cannot_read, cannot_write, damaged};
 use super::{Batch, SnapshotStore, StoreError};
 use crate::failpoint;
 use crate::fatal::contain;
@@ -20,17 +20,38 @@ pub struct Sled {
     dir: PathBuf,
     /// None once a write has failed: sled refuses all further use of the handle.
     database: Option<sled::Db>,
-    _lock: File,
+    /// Why the database cannot be opened.
+    unreadable: Option<String>,
+    /// sled writes whenever it opens a database, so a database that is only read is a copy. Deleted last.
+    _copy: Option<tempfile::TempDir>,
 }
 
 impl Sled {
-    /// Opens the database in `dir`; `new` if it may not exist yet.
-    pub fn open(dir: &Path, new: bool, lock: File) -> Result<Self, StoreError> {
-        if !new && !dir.join("sled/db").exists() {
-            return Err(damaged(dir, "the file sled/db is missing"));
+    /// Opens the database in `dir`; `is_new` if it may not exist yet.
+    pub fn open(dir: &Path, is_new: bool, access: Access) -> Result<Self, StoreError> {
+        let mut store = Self { dir: dir.to_owned(), database: None, unreadable: None, _copy: None };
+        let opened = match access {
+            _ if !is_new && !dir.join("sled/db").exists() => Err(damaged(dir, "the file sled/db is missing")),
+            Access::Read => {
+                let copied = || {
+                    let copy = tempfile::tempdir()?;
+                    copy_dir(&dir.join("sled"), &copy.path().join("sled"))?;
+                    Ok::<_, std::io::Error>(copy)
+                };
+                let copy = copied().map_err(|error| cannot_read(dir, &error))?;
+                let opened = open(copy.path(), dir);
+                store._copy = Some(copy);
+                opened
+            }
+            _ => open(dir, dir),
+        };
+        match opened {
+            Err(StoreError::Damaged { problem, .. }) if access == Access::Repair => store.unreadable = Some(problem),
+            opened => store.database = Some(opened?),
         }
-        let store = Self { dir: dir.to_owned(), database: Some(open(dir)?), _lock: lock };
-        store.sync().map_err(|error| cannot_write(dir, &error))?;
+        if access != Access::Read && store.database.is_some() {
+            store.sync().map_err(|error| cannot_write(dir, &error))?;
+        }
         Ok(store)
     }
 
@@ -55,9 +76,10 @@ impl Sled {
     }
 }
 
-fn open(dir: &Path) -> Result<sled::Db, StoreError> {
+/// Opens the database below `at`; errors name the store `dir`.
+fn open(at: &Path, dir: &Path) -> Result<sled::Db, StoreError> {
     let config = sled::Config::new()
-        .path(dir.join("sled"))
+        .path(at.join("sled"))
         .mode(sled::Mode::LowSpace)
         .cache_capacity(CACHE_BYTES)
         .flush_every_ms(None);
@@ -85,12 +107,19 @@ fn is_held(error: &sled::Error) -> bool {
 }
 
 impl SnapshotStore for Sled {
+    fn place(&self) -> String {
+        self.dir.display().to_string()
+    }
+
     fn value_bytes_max(&self) -> usize {
         // Larger ones become files of their own, which sled neither syncs nor ever removes.
         4096
     }
 
     fn scan(&self, prefix: &[u8], each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
+        if let Some(problem) = &self.unreadable {
+            return Err(damaged(&self.dir, problem));
+        }
         let Some(database) = &self.database else {
             return Err(cannot_write(&self.dir, &std::io::Error::other("an earlier write failed")));
         };
@@ -112,24 +141,38 @@ impl SnapshotStore for Sled {
 
     fn recover(&mut self) -> Result<(), StoreError> {
         if self.database.is_none() {
-            self.database = Some(open(&self.dir)?);
+            self.database = Some(open(&self.dir, &self.dir)?);
         }
         Ok(())
     }
 
-    fn bytes_on_disk(&self) -> Result<u64, StoreError> {
-        allocated(&self.dir).map_err(|error| damaged(&self.dir, &error.to_string()))
+    fn is_damaged(&self) -> bool {
+        self.unreadable.is_some()
     }
 
-    fn start_over(&mut self, _saved: bool) -> Result<(), StoreError> {
-        Err(damaged(&self.dir, "the database is damaged and cannot be recreated"))
+    fn start_over(&mut self) -> Result<(), StoreError> {
+        self.database = None;
+        let path = self.dir.join("sled");
+        let aside = aside(&path);
+        std::fs::rename(&path, &aside).map_err(|error| cannot_write(&self.dir, &error))?;
+        tracing::error!(kept = %aside.display(), "store is damaged; starting a new one");
+        self.database = Some(open(&self.dir, &self.dir)?);
+        self.unreadable = None;
+        self.sync().map_err(|error| cannot_write(&self.dir, &error))
     }
 }
 
-fn damaged(dir: &Path, problem: &str) -> StoreError {
-    StoreError::Damaged { path: dir.display().to_string(), problem: problem.to_owned() }
-}
-
-fn cannot_write(dir: &Path, error: &dyn std::error::Error) -> StoreError {
-    StoreError::Write { path: dir.display().to_string(), problem: error.to_string() }
+/// Copies a directory with all that is in it.
+fn copy_dir(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_dir(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
 }

@@ -87,7 +87,7 @@ impl Appender {
 /// Opens a file at its end; terminates a line that a crash left incomplete.
 fn open(path: &Path) -> io::Result<File> {
     let parent = files::parent(path);
-    std::fs::create_dir_all(parent)?;
+    files::create_dirs(parent)?;
     let mut file = File::options().create(true).read(true).append(true).open(path)?;
     let length = file.seek(SeekFrom::End(0))?;
     if length > 0 {

@@ -73,7 +73,7 @@ impl Directory {
     pub fn create(&self) -> io::Result<()> {
         [Side::Query, Side::Reward]
             .into_iter()
-            .try_for_each(|side| std::fs::create_dir_all(self.dir.join(folder(side))))
+            .try_for_each(|side| crate::files::create_dirs(&self.dir.join(folder(side))))
     }
 
     /// Scans for changes: adds logs, wakes changed ones, tracks renamed and compressed ones. Fails only if the directory

@@ -47,7 +47,7 @@ impl ParamsDir {
         failpoint::reach("before-publish");
         let path = self.path(space);
         let replace = || {
-            std::fs::create_dir_all(&self.0)?;
+            files::create_dirs(&self.0)?;
             let beside = files::write_beside(&path, bytes)?;
             failpoint::reach("mid-publish");
             files::put_in_place(&beside, &path)

@@ -191,7 +191,7 @@ struct Segment {
 
 impl Segments {
     fn new(dir: &Path, instance: &str, unsynced: std_mpsc::Sender<Arc<Segment>>) -> io::Result<Self> {
-        std::fs::create_dir_all(dir)?;
+        files::create_dirs(dir)?;
         let (dir, instance) = (dir.to_owned(), instance.to_owned());
         Ok(Self { dir, instance, number: 0, current: None, length: 0, unsynced })
     }

@@ -30,6 +30,8 @@ pub enum Kind {
     Snapshot = 3,
     /// The head of a snapshot that instances share.
     Shared = 4,
+    /// Complete copies of generations.
+    Backup = 6,
 }
 
 /// Why an envelope cannot be opened.

@@ -1,6 +1,6 @@
 //! The snapshots topic: the state of lanes, which a new owner reads.
 //!
-//! Lane n has partition n to itself. Its contents are those of a store on disk (see [`crate::store::archive`]): an ordered
+//! Lane n has partition n to itself. Its contents are those of a store on disk (see [`crate::state::generations`]): an ordered
 //! map of small values, in which a snapshot costs what has changed since the last, and its head holds checksums of all of
 //! it. An entry is a message, and a deleted entry is a tombstone; compaction does the rest. A snapshot is one transaction,
 //! so a reader of committed messages sees all of it or nothing.
@@ -26,7 +26,7 @@ use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use super::cluster::{CALL, Cluster, Plain, Problem, failed, make};
 use super::outlet::{IfTooLarge, Outgoing};
 use crate::snapshot::SharedHead;
-use crate::store::archive::{self, Archive};
+use crate::state::generations;
 use crate::store::{Batch, SnapshotStore, StoreError};
 
 /// All entries of a lane in the topic.
@@ -40,7 +40,7 @@ const VERSION: u16 = 1;
 
 /// A lane's entries at the takeover, and the messages to write since.
 pub struct Mirror {
-    /// Dropped with the first snapshot: from then on the archive has its index.
+    /// Dropped with the first snapshot: from then on the lane store has its index.
     entries: Entries,
     outbox: Vec<Outgoing>,
     topic: String,
@@ -49,7 +49,7 @@ pub struct Mirror {
 
 impl Mirror {
     /// Opens the entries of partition `partition` of `topic`.
-    pub fn open(topic: &str, partition: i32, entries: Entries) -> Result<Archive<Self>, Problem> {
+    pub fn open(topic: &str, partition: i32, entries: Entries) -> Result<Self, Problem> {
         let lane = format!("{topic}/{partition}");
         let bad = |problem: String| Problem::BadState { lane: lane.clone(), problem };
         let mut outbox = Vec::new();
@@ -70,8 +70,7 @@ impl Mirror {
                 }
             }
         }
-        let mirror = Self { entries, outbox, topic: topic.to_owned(), partition };
-        Archive::open(mirror, 1).map_err(|error| bad(error.to_string()))
+        Ok(Self { entries, outbox, topic: topic.to_owned(), partition })
     }
 
     /// The messages to write; the head is the last.
@@ -81,6 +80,10 @@ impl Mirror {
 }
 
 impl SnapshotStore for Mirror {
+    fn place(&self) -> String {
+        format!("{}/{}", self.topic, self.partition)
+    }
+
     fn value_bytes_max(&self) -> usize {
         VALUE_BYTES_MAX
     }
@@ -100,11 +103,7 @@ impl SnapshotStore for Mirror {
         Ok(())
     }
 
-    fn bytes_on_disk(&self) -> Result<u64, StoreError> {
-        Ok(0)
-    }
-
-    fn start_over(&mut self, _saved: bool) -> Result<(), StoreError> {
+    fn start_over(&mut self) -> Result<(), StoreError> {
         self.entries.clear();
         Ok(())
     }
@@ -164,7 +163,7 @@ pub fn heads(cluster: &Cluster, lanes: &[i32]) -> Result<BTreeMap<i32, SharedHea
         let mut tails = BTreeMap::<i32, Entries>::new();
         read_from(cluster, from, |lane, key, value| note(tails.entry(lane).or_default(), key, value))?;
         for (lane, entries) in tails {
-            let newest = entries.iter().filter_map(|(key, value)| archive::head_of(key, value)).next_back();
+            let newest = entries.iter().filter_map(|(key, value)| generations::head_of(key, value)).next_back();
             if let Some(head) = newest {
                 let bad = |problem: String| Problem::BadState { lane: format!("{topic}/{lane}"), problem };
                 heads.insert(lane, SharedHead::open(&head).map_err(|error| bad(error.to_string()))?);
