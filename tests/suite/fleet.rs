@@ -269,7 +269,7 @@ fn check_history(place: &Place) {
     let mut terms = BTreeMap::<i32, u64>::new();
     for message in place.messages("snapshots") {
         let (Some(key), Some(value)) = (message.key(), message.payload()) else { continue };
-        let Some(head) = pointsman::store::archive::head_of(key, value) else { continue };
+        let Some(head) = pointsman::state::generations::head_of(key, value) else { continue };
         let head = pointsman::snapshot::SharedHead::open(&head).unwrap();
         let before = terms.insert(message.partition(), head.term);
         assert!(before <= Some(head.term), "{}: {} after {before:?}", message.partition(), head.term);

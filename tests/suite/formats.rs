@@ -17,8 +17,9 @@ use pointsman::learner::Trainer;
 use pointsman::merge::{MergeState, Position};
 use pointsman::router::{Params, Policy, Sampling, ScoreForm};
 use pointsman::snapshot::{Audit, LaneHead, Publication, SharedHead, fingerprint};
+use pointsman::state::generations::difference;
+use pointsman::state::{LaneStore, Records, Retention};
 use pointsman::store::Memory;
-use pointsman::store::archive::{Archive, difference};
 use pointsman::transport::kafka::state::{Entries, Mirror};
 use pointsman::wire::events::Parser;
 use pointsman::wire::params;
@@ -202,14 +203,14 @@ fn routing_parameters() {
 }
 
 /// A lane in the middle of its work: two spaces, requests that wait and that are remembered, a partial batch.
-fn lane() -> (Engine, LaneHead, Archive<Memory>) {
+fn lane() -> (Engine, LaneHead, LaneStore<Memory>) {
     let text = "[learner]\ndim = 3\nmodels = [\"a\", \"b\"]\nretired = [\"old\"]\nrank = 2\nbatch = 3\n\
         missing_propensities = \"uniform\"\n[spaces.default]\neta = 0.1\nbeta = 3.0\ntau = 300.0\n\
         [spaces.shop]\nalgorithm = \"hpg-parameter-free\"\n[join]\nwindow_ms = 1000\naggregate = \"mean\"\n";
     let settings = toml::from_str::<Config>(text).unwrap().check().unwrap();
     let parser = Parser::new(&settings);
     let mut engine = Engine::new(settings.clone());
-    let mut archive = Archive::open(Memory::default(), 3).unwrap();
+    let mut store = LaneStore::new(Memory::default(), "file", Retention::newest(3));
     let time = EventTime::starting_at(8, 7);
     let position = Position { floor: 10, floor_line: 1, read: 40, done: vec![(30, 31)], time };
     let mut head = LaneHead {
@@ -240,10 +241,10 @@ fn lane() -> (Engine, LaneHead, Archive<Memory>) {
         }
         if i % 20 == 19 {
             head.engine = engine.head();
-            archive.commit("file", &head.seal(), engine.take_changes()).unwrap();
+            store.commit(&head.seal(), &engine.take_changes()).unwrap();
         }
     }
-    (engine, head, archive)
+    (engine, head, store)
 }
 
 /// The same lane as format version 1 left it: there, the first event beyond a window closed it.
@@ -275,9 +276,9 @@ fn outcomes(engine: &Engine) -> Counts {
 
 #[test]
 fn snapshots() {
-    let (engine, head, archive) = lane();
+    let (engine, head, store) = lane();
     let (engine_1, head_1) = lane_1();
-    let entries = archive.store().entries.iter().map(|(key, value)| (BASE64.encode(key), BASE64.encode(value)));
+    let entries = store.store().entries.iter().map(|(key, value)| (BASE64.encode(key), BASE64.encode(value)));
     let present = serde_json::to_vec_pretty(&entries.collect::<BTreeMap<_, _>>()).unwrap();
     check_snapshot(&golden("snapshot-1.json", &present), &engine_1, &head_1);
     check_snapshot(&golden("snapshot-2.json", &present), &engine, &head);
@@ -287,17 +288,17 @@ fn check_snapshot(golden: &[u8], engine: &Engine, head: &LaneHead) {
     let file: BTreeMap<String, String> = serde_json::from_slice(golden).unwrap();
     let decode = |text: &String| BASE64.decode(text).unwrap();
     let entries = file.iter().map(|(key, value)| (decode(key), decode(value))).collect();
-    let archive = Archive::open(Memory { entries }, 3).unwrap();
-    assert_eq!(archive.generations("file").unwrap(), [1, 2, 3]);
+    let store = LaneStore::new(Memory { entries, ..Memory::default() }, "file", Retention::newest(3));
+    assert_eq!(store.generations().unwrap(), [1, 2, 3]);
     let open = |generation| {
-        let snapshot = archive.read("file", generation).unwrap().unwrap();
+        let snapshot = store.read(generation).unwrap();
         let head = LaneHead::open(&snapshot.head).unwrap();
         // As the snapshots commands do: with the configuration that is in it.
         let settings: Settings = serde_json::from_str(&head.configuration).unwrap();
         let restored = Engine::restore(settings, head.engine.clone(), snapshot.records).unwrap();
         (head, restored)
     };
-    let mut all: Vec<(LaneHead, Engine)> = archive.generations("file").unwrap().into_iter().map(open).collect();
+    let mut all: Vec<(LaneHead, Engine)> = store.generations().unwrap().into_iter().map(open).collect();
     let (found, restored) = all.pop().unwrap();
     // Keys of the configuration may be added: what was there is still understood.
     assert_eq!(LaneHead { configuration: head.configuration.clone(), ..found }, *head);
@@ -393,15 +394,16 @@ fn records_of_0_1() {
 /// A lane as it is on the snapshots topic.
 #[test]
 fn lanes_that_move() {
-    let (engine, head, archive) = lane();
+    let (engine, head, store) = lane();
     let (engine_1, head_1) = lane_1();
-    let snapshot = archive.newest("file").unwrap().0.unwrap();
+    let snapshot = store.newest().unwrap().snapshot.unwrap();
     let audits = [("one", 120, 3), ("other", 7, 2)];
     let audits = audits.map(|(instance, bytes, term)| (instance.to_owned(), Audit { bytes, term })).into();
     let shared = SharedHead { instance: "one".to_owned(), partitions: 12, audits, term: 3, lane: snapshot.head };
-    let mut mirror = Mirror::open("snapshots", 5, Entries::new()).unwrap();
-    mirror.commit("partition-5", &shared.seal(), difference(&[], &snapshot.records)).unwrap();
-    let messages = mirror.store_mut().take_outbox();
+    let mirror = Mirror::open("snapshots", 5, Entries::new()).unwrap();
+    let mut topic = LaneStore::new(mirror, "partition-5", Retention::newest(1));
+    topic.commit(&shared.seal(), &difference(&Records::new(), &snapshot.records)).unwrap();
+    let messages = topic.store_mut().take_outbox();
     let entries = messages.iter().map(|sent| (BASE64.encode(&sent.key), BASE64.encode(sent.value.as_ref().unwrap())));
     let present = serde_json::to_vec_pretty(&entries.collect::<BTreeMap<_, _>>()).unwrap();
     check_lane(&golden("lane-1.json", &present), &shared, &engine_1, &head_1);
@@ -413,7 +415,8 @@ fn check_lane(golden: &[u8], shared: &SharedHead, engine: &Engine, head: &LaneHe
     let decode = |text: &String| BASE64.decode(text).unwrap();
     let entries: Entries = file.iter().map(|(key, value)| (decode(key), decode(value))).collect();
     let newer: Entries = entries.clone().into_iter().chain([(b"format".to_vec(), b"2".to_vec())]).collect();
-    let found = Mirror::open("snapshots", 5, entries).unwrap().newest("partition-5").unwrap().0.unwrap();
+    let mirror = Mirror::open("snapshots", 5, entries).unwrap();
+    let found = LaneStore::new(mirror, "partition-5", Retention::newest(1)).newest().unwrap().snapshot.unwrap();
     let found_shared = SharedHead::open(&found.head).unwrap();
     assert_eq!(SharedHead { lane: shared.lane.clone(), ..found_shared.clone() }, *shared);
     let found_head = LaneHead::open(&found_shared.lane).unwrap();

@@ -36,5 +36,6 @@ mod site;
 mod size;
 mod snapshots;
 mod stack;
+mod state;
 mod store;
 mod tool;

@@ -6,7 +6,7 @@ use std::path::Path;
 use pointsman::event::Query;
 use pointsman::router::Params;
 use pointsman::simulate::queries::{Queries, Shape};
-use pointsman::store;
+use pointsman::store::{self, Access};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -19,6 +19,8 @@ const CONFIG: &str = r#"
     [snapshot]
     every_updates = 50
     every_ms = 3600000
+    keep_hourly = 0
+    keep_daily = 0
 "#;
 
 fn learned() -> Site {
@@ -56,14 +58,14 @@ fn what_is_there_is_shown() {
     );
 
     let table = site.run(&["snapshots", "list", "--store", "data/store"]);
-    assert_eq!(table.out.lines().filter(|line| line.ends_with("  ok")).count(), 3, "{}", table.out);
+    assert_eq!(table.out.lines().filter(|line| line.ends_with(" ok")).count(), 3, "{}", table.out);
     let written = |arguments: &[&str]| {
         assert_eq!(site.run(&[arguments, &["--csv", "table.csv"]].concat()).code, Some(0));
         fs::read_to_string(site.path("table.csv")).unwrap()
     };
     let csv = written(&["snapshots", "list"]);
     let lines: Vec<&str> = csv.lines().collect();
-    assert_eq!((lines[0], lines.len()), ("generation,made,epoch,spaces,applied,pending,state", 4), "{csv}");
+    assert_eq!((lines[0], lines.len()), ("generation,made,epoch,spaces,applied,pending,kept as,state", 4), "{csv}");
     assert!(lines[3].ends_with(",0,1,200,50,ok"), "{csv}");
     let csv = written(&["snapshots", "show"]);
     assert!(csv.lines().any(|line| line == "\"joined, used\",200,200"), "{csv}");
@@ -83,7 +85,7 @@ fn mistakes_are_told() {
     let site = learned();
     site.run(&["snapshots", "export", "--out", "good.safetensors"]);
     fs::write(site.path("bad.safetensors"), b"no tensors at all").unwrap();
-    drop(store::open(&site.path("empty"), pointsman::config::StoreKind::Redb, 3).unwrap());
+    drop(store::open(&site.path("empty"), Access::Create(pointsman::config::StoreKind::Redb)).unwrap());
     let listed = site.json(&["snapshots", "list", "--json"]);
     let numbers: Vec<String> =
         listed["generations"].as_array().unwrap().iter().map(|value| value["generation"].to_string()).collect();
@@ -236,7 +238,7 @@ fn import_goes_on_from_what_is_whole() {
     let before = (newest - 1).to_string();
     let older = site.json(&["snapshots", "show", "--json", "--generation", &before]);
     // The record that the newest generation wrote last.
-    let mut raw = store::open_existing(&site.store(), usize::MAX).unwrap().into_store();
+    let mut raw = store::open(&site.store(), Access::Write).unwrap();
     let mut last = None;
     store::SnapshotStore::scan(&raw, b"r", &mut |key, value| last = Some((key.to_vec(), value.to_vec()))).unwrap();
     let (key, mut value) = last.unwrap();
@@ -254,8 +256,14 @@ fn import_goes_on_from_what_is_whole() {
         (&Value::from(false), &Value::from(true))
     );
     let run = site.run(&["snapshots", "import", "--from", "all.safetensors"]);
+    assert_eq!(run.code, Some(1), "{}", run.err);
+    assert!(run.err.contains("run `pointsman snapshots repair --store data/store` first"), "{}", run.err);
+    let run = site.run(&["snapshots", "repair"]);
     assert_eq!(run.code, Some(0), "{}", run.err);
-    assert!(run.err.contains("snapshot is damaged"), "{}", run.err);
+    let plan = format!("lane file: continue from generation {before}; delete generation {newest} (");
+    assert!(run.out.starts_with(&plan) && run.out.ends_with("done\n"), "{}", run.out);
+    let run = site.run(&["snapshots", "import", "--from", "all.safetensors"]);
+    assert_eq!(run.code, Some(0), "{}", run.err);
     let imported = site.json(&["snapshots", "show", "--json"]);
     for key in ["queries", "rewards", "applied", "pending", "version"] {
         assert_eq!(imported[key], older[key], "{key}");

@@ -5,10 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use pointsman::config::{Config, StoreKind};
+use pointsman::config::StoreConfig;
 use pointsman::engine::{Engine, Input, Side};
+use pointsman::runner;
 use pointsman::snapshot::LaneHead;
-use pointsman::store::archive::{Archive, Change};
-use pointsman::store::{self, Batch, SnapshotStore, StoreError};
+use pointsman::state::generations;
+use pointsman::state::{Change, LaneStore, LocalLane, Retention, StateError};
+use pointsman::store::{self, Access, Batch, ONE_LANE, SnapshotStore, StoreError};
 use pointsman::wire::events::Parser;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -25,6 +28,8 @@ const CONFIG: &str = r#"
     [snapshot]
     every_updates = 70
     every_ms = 3600000
+    keep_hourly = 0
+    keep_daily = 0
 "#;
 
 /// A site whose learner has come through some logs, with the digest it came to.
@@ -41,7 +46,8 @@ fn what_is_committed_is_there_after_reopening() {
         let directory = tempfile::tempdir().unwrap();
         let dir = directory.path().join("deep/store");
         let big = |n: u8| vec![n; 100_000 + usize::from(n)];
-        let mut archive = store::open(&dir, kind, 3).unwrap();
+        let open = || LaneStore::new(store::open(&dir, Access::Create(kind)).unwrap(), "file", Retention::newest(3));
+        let mut lane = open();
         for n in 0..5_u8 {
             let changes: Vec<Change> = vec![
                 (b"big".to_vec(), Some(big(n))),
@@ -50,21 +56,21 @@ fn what_is_committed_is_there_after_reopening() {
                 (b"once".to_vec(), (n == 0).then(|| b"more".to_vec())),
             ];
             let changes = if n == 0 { changes } else { changes[..3].to_vec() };
-            archive.commit("file", &[n; 3], changes).unwrap();
+            lane.commit(&[n; 3], &changes).unwrap();
         }
         for _ in 0..2 {
-            drop(archive);
-            archive = store::open(&dir, kind, 3).unwrap();
-            assert_eq!(archive.lanes().unwrap(), ["file"]);
-            assert_eq!(archive.generations("file").unwrap(), [3, 4, 5]);
-            let newest = archive.read("file", 5).unwrap().unwrap();
+            drop(lane);
+            lane = open();
+            assert_eq!(generations::lanes(lane.store()).unwrap(), ["file"]);
+            assert_eq!(lane.generations().unwrap(), [3, 4, 5]);
+            let newest = lane.read(5).unwrap();
             assert_eq!(newest.head, [4; 3]);
             let expected =
                 [(vec![3], vec![]), (vec![4], vec![]), (b"big".to_vec(), big(4)), (b"once".to_vec(), b"more".to_vec())];
             assert_eq!(newest.records, expected);
-            assert_eq!(archive.read("file", 3).unwrap().unwrap().records[2].1, big(2));
+            assert_eq!(lane.read(3).unwrap().records[2].1, big(2));
         }
-        assert!(archive.store().bytes_on_disk().unwrap() > 300_000);
+        assert!(lane.store().bytes_on_disk().unwrap() > 300_000);
     }
 }
 
@@ -72,9 +78,10 @@ fn what_is_committed_is_there_after_reopening() {
 fn a_store_has_one_owner() {
     for kind in KINDS {
         let (site, _) = learned(kind);
-        let held = store::open(&site.store(), kind, 3).unwrap();
-        assert!(matches!(store::open(&site.store(), kind, 3), Err(StoreError::InUse(_))));
-        assert!(matches!(store::open_existing(&site.store(), 3), Err(StoreError::InUse(_))));
+        let held = store::open(&site.store(), Access::Create(kind)).unwrap();
+        for access in [Access::Learn(kind), Access::Create(kind), Access::Write, Access::Repair, Access::Read] {
+            assert!(matches!(store::open(&site.store(), access), Err(StoreError::InUse(_))), "{access:?}");
+        }
         for arguments in [&["learn", "--once"][..], &["snapshots", "list"], &["snapshots", "rollback", "--to", "3"]] {
             let run = site.run(arguments);
             assert_eq!(run.code, Some(1), "{arguments:?}");
@@ -90,10 +97,10 @@ fn a_store_has_one_owner() {
 fn a_database_that_is_still_being_closed_is_waited_for() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().to_owned();
-    drop(store::open(&dir, StoreKind::Sled, 3).unwrap());
+    drop(store::open(&dir, Access::Create(StoreKind::Sled)).unwrap());
     let kept = fs::File::open(dir.join("sled/db")).unwrap();
     kept.lock().unwrap();
-    let opening = std::thread::spawn(move || store::open(&dir, StoreKind::Sled, 3).map(drop));
+    let opening = std::thread::spawn(move || store::open(&dir, Access::Write).map(drop));
     // Long enough for the lock to be met.
     std::thread::sleep(std::time::Duration::from_millis(100));
     drop(kept);
@@ -184,13 +191,10 @@ fn digests(site: &Site) -> Vec<(u64, String)> {
 }
 
 /// Where a store would go on, as a digest; nothing if it would begin.
-fn resumed(site: &Site, dir: &Path, kind: StoreKind) -> Result<Option<String>, StoreError> {
-    let mut archive = store::open(dir, kind, 3)?;
-    let (snapshot, _) = archive.resume("file")?;
-    Ok(snapshot.map(|snapshot| {
-        let head = LaneHead::open(&snapshot.head).unwrap();
-        Engine::restore(site.settings(), head.engine, snapshot.records).unwrap().digest()
-    }))
+fn resumed(site: &Site, dir: &Path, kind: StoreKind) -> Result<Option<String>, StateError> {
+    let store = runner::open_store(&StoreConfig { dir: dir.to_owned(), kind })?;
+    let restored = LocalLane::new(store, ONE_LANE, Retention::newest(3)).restore(&site.settings())?;
+    Ok(restored.map(|restored| restored.engine.digest()))
 }
 
 /// Learns on from a damaged store: the end is that of the uninterrupted run and nothing is lost in silence, or else
@@ -244,7 +248,7 @@ fn a_damaged_file_never_gives_a_wrong_state() {
             Err(_) => 3,
         };
         tally[kind] += 1;
-        if let Err(StoreError::Damaged { problem, .. }) = &outcome {
+        if let Err(StateError::Store(StoreError::Damaged { problem, .. })) = &outcome {
             *reasons.entry(problem.clone()).or_insert(0) += 1;
         }
         fs::remove_dir_all(site.path(&name)).unwrap();
@@ -293,7 +297,7 @@ fn every_file_of_a_store_may_be_lost() {
 
 /// Flips a bit of the values whose keys are chosen.
 fn spoil(dir: &Path, choose: impl Fn(&[u8]) -> bool) -> usize {
-    let mut raw = store::open_existing(dir, usize::MAX).unwrap().into_store();
+    let mut raw = store::open(dir, Access::Write).unwrap();
     let mut batch = Batch::default();
     raw.scan(b"", &mut |key, value| {
         if choose(key) {
@@ -360,7 +364,8 @@ fn a_store_does_not_grow() {
     let parser = Parser::new(&settings);
     let mut engine = Engine::new(settings);
     let directory = tempfile::tempdir().unwrap();
-    let mut archive = store::open(directory.path(), StoreKind::Redb, KEEP).unwrap();
+    let store = store::open(directory.path(), Access::Create(StoreKind::Redb)).unwrap();
+    let mut lane = LaneStore::new(store, ONE_LANE, Retention::newest(KEEP));
     let snapshots = sized(300, 5000);
     let (mut early, mut peak) = (0, 0);
     for number in 0..=snapshots {
@@ -376,16 +381,16 @@ fn a_store_does_not_grow() {
             assert_eq!(effects.dead_letters, []);
         }
         let head = LaneHead { engine: engine.head(), ..LaneHead::default() };
-        archive.commit("file", &head.seal(), engine.take_changes()).unwrap();
+        lane.commit(&head.seal(), &engine.take_changes()).unwrap();
         if number == 50 {
-            early = archive.store().bytes_on_disk().unwrap();
+            early = lane.store().bytes_on_disk().unwrap();
         } else if number > 50 && number % 50 == 0 {
-            peak = peak.max(archive.store().bytes_on_disk().unwrap());
+            peak = peak.max(lane.store().bytes_on_disk().unwrap());
         }
     }
-    let newest = archive.newest("file").unwrap().0.unwrap();
+    let newest = lane.newest().unwrap().snapshot.unwrap();
     let live = newest.head.len() + newest.records.iter().map(|(_, value)| value.len()).sum::<usize>();
-    let bytes = archive.store().bytes_on_disk().unwrap();
+    let bytes = lane.store().bytes_on_disk().unwrap();
     println!(
         "{snapshots} snapshots of {live} bytes in {} records, {KEEP} kept: {early} bytes on disk after 50, at most {peak} \
          since, {bytes} at the end: {:.2} times the live state",
@@ -397,7 +402,7 @@ fn a_store_does_not_grow() {
     let restored =
         Engine::restore(toml::from_str::<Config>(&text).unwrap().check().unwrap(), engine.head(), newest.records);
     assert_eq!(restored.unwrap().digest(), engine.digest());
-    drop(archive);
-    let reopened = Archive::open(store::open_existing(directory.path(), KEEP).unwrap().into_store(), KEEP).unwrap();
-    assert_eq!(reopened.generations("file").unwrap().len(), KEEP);
+    drop(lane);
+    let reopened = LaneStore::new(store::open(directory.path(), Access::Read).unwrap(), ONE_LANE, Retention::ALL);
+    assert_eq!(reopened.generations().unwrap().len(), KEEP);
 }
