@@ -385,6 +385,9 @@ fn verify(place: Place<'_>) -> anyhow::Result<()> {
     if lane.store().is_damaged() {
         bail!("the database fails its integrity check");
     }
+    if let Some(lost) = lane.lost()? {
+        bail!("generation {lost} was committed, but is missing: the database lost it");
+    }
     Ok(())
 }
 

@@ -202,8 +202,11 @@ impl<S: SnapshotStore> LaneStore<S> {
             Some(index) => index,
             None => generations::read_newest(&self.store, &self.lane)?.1,
         };
-        // A number means one state, also where damaged generations were given up.
-        let floor = self.store.newest_noted(&self.lane).unwrap_or(0).max(self.floor);
+        // A number means one state, also after damaged generations were given up.
+        let noted = self.store.newest_noted(&self.lane).unwrap_or(0);
+        let checkpoints = self.known_checkpoints()?;
+        let copied = checkpoints.iter().map(|checkpoint| checkpoint.generation).max().unwrap_or(0);
+        let floor = noted.max(copied).max(self.floor);
         let mut batch = Batch { value_bytes_max: self.store.value_bytes_max(), ..Batch::default() };
         let generation = index.commit(&self.lane, floor, head, changes, self.retention.keep, &mut batch);
         self.store.apply(batch)?;
@@ -214,13 +217,9 @@ impl<S: SnapshotStore> LaneStore<S> {
     /// Copies the newest generation, made at `created_ms`, to a checkpoint if one is due, and deletes those beyond the limits.
     /// Returns the new checkpoint.
     pub fn checkpoint_if_due(&mut self, created_ms: u64) -> Result<Option<Checkpoint>, StateError> {
-        let mut checkpoints = match self.checkpoints.take() {
-            Some(checkpoints) => checkpoints,
-            None => self.checkpoints()?,
-        };
+        let mut checkpoints = self.known_checkpoints()?.clone();
         let made_ms: Vec<u64> = checkpoints.iter().map(|checkpoint| checkpoint.created_ms).collect();
         if !self.retention.is_due(created_ms, &made_ms) {
-            self.checkpoints = Some(checkpoints);
             return Ok(None);
         }
         let Some(&generation) = self.generations()?.last() else { return Ok(None) };
@@ -238,6 +237,21 @@ impl<S: SnapshotStore> LaneStore<S> {
         }
         self.checkpoints = Some(kept);
         Ok(Some(made))
+    }
+
+    /// The checkpoints, listed once.
+    fn known_checkpoints(&mut self) -> Result<&Vec<Checkpoint>, StoreError> {
+        let checkpoints = match self.checkpoints.take() {
+            Some(checkpoints) => checkpoints,
+            None => self.checkpoints()?,
+        };
+        Ok(self.checkpoints.insert(checkpoints))
+    }
+
+    /// The newest generation that was acknowledged, if the store no longer has it.
+    pub fn lost(&self) -> Result<Option<u64>, StoreError> {
+        let newest = self.generations()?.last().copied();
+        Ok(self.store.newest_noted(&self.lane).filter(|noted| Some(*noted) > newest))
     }
 
     /// Restores every generation and every checkpoint with the configuration in it, oldest first, and calls `each` with the

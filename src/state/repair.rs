@@ -25,6 +25,14 @@ pub struct LanePlan {
     pub from: Source,
     /// Damaged generations that are given up.
     pub damaged: Vec<DamagedSnapshot>,
+    /// The newest generation that was acknowledged, if the database lost it.
+    pub lost: Option<u64>,
+}
+
+impl LanePlan {
+    fn gives_up(&self) -> bool {
+        !self.damaged.is_empty() || self.lost.is_some()
+    }
 }
 
 /// What a lane continues from.
@@ -60,7 +68,15 @@ impl Plan {
                 }
                 found => found?,
             };
-            plans.push(LanePlan { lane, from, damaged });
+            let lost = match &from {
+                Source::Generation(newest) => {
+                    let is_lost =
+                        |noted: &u64| noted > newest && damaged.iter().all(|damage| damage.generation < *noted);
+                    store.newest_noted(&lane).filter(is_lost)
+                }
+                _ => None,
+            };
+            plans.push(LanePlan { lane, from, damaged, lost });
         }
         Ok(Self { replaces_store: store.is_damaged() || !is_readable || !is_scannable, lanes: plans })
     }
@@ -83,14 +99,14 @@ impl Plan {
 
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        let is_intact = |plan: &LanePlan| matches!(plan.from, Source::Generation(_)) && plan.damaged.is_empty();
+        let is_intact = |plan: &LanePlan| matches!(plan.from, Source::Generation(_)) && !plan.gives_up();
         !self.replaces_store && self.lanes.iter().all(is_intact)
     }
 
     /// Carries the plan out. Fails without a change if nothing can be saved.
     pub fn carry_out<S: SnapshotStore>(self, mut store: S) -> Result<S, StateError> {
         let mut saved = Vec::new();
-        for LanePlan { lane, from, damaged } in self.lanes {
+        for LanePlan { lane, from, damaged, .. } in self.lanes {
             let snapshot = match &from {
                 Source::Nothing => None,
                 Source::Generation(_) => newest(&store, &lane)?.0,
@@ -109,6 +125,9 @@ impl Plan {
             let is_in_place = matches!(from, Source::Generation(_)) && !self.replaces_store;
             if is_in_place {
                 store.apply(without(&store, &lane, &damaged)?)?;
+                // What was given up is no longer missing.
+                let newest = generations::heads(&store, &lane)?.into_keys().next_back().unwrap_or(0);
+                store.note_newest(&lane, newest)?;
             } else if let Some(Snapshot { generation, head, records }) = snapshot {
                 let batch = generations::rewind(&store, &lane, 0)?;
                 store.apply(batch)?;
@@ -132,6 +151,9 @@ impl fmt::Display for LanePlan {
                 write!(f, "no generation is intact; restore the checkpoint of generation {generation}")?;
             }
             Source::Nothing => write!(f, "neither a generation nor a checkpoint is intact; give the lane up")?,
+        }
+        if let Some(lost) = self.lost {
+            write!(f, "; generation {lost} is missing")?;
         }
         self.damaged
             .iter()

@@ -66,7 +66,7 @@ fn what_is_there_is_shown() {
     let csv = written(&["snapshots", "list"]);
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!((lines[0], lines.len()), ("generation,made,epoch,spaces,applied,pending,kept as,state", 4), "{csv}");
-    assert!(lines[3].ends_with(",0,1,200,50,ok"), "{csv}");
+    assert!(lines[3].ends_with(",0,1,200,50,generation,ok"), "{csv}");
     let csv = written(&["snapshots", "show"]);
     assert!(csv.lines().any(|line| line == "\"joined, used\",200,200"), "{csv}");
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pointsman::config::{Config, StoreKind};
 use pointsman::config::StoreConfig;
+use pointsman::config::{Config, StoreKind};
 use pointsman::engine::{Engine, Input, Side};
 use pointsman::runner;
 use pointsman::snapshot::LaneHead;
