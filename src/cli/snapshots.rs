@@ -201,7 +201,7 @@ impl Opened {
             "epoch": self.head.epoch,
             "created_ms": self.head.created_ms,
             "publications": self.head.publications,
-            "positions": self.head.merge.positions,
+            "positions": self.head.merge.to_record().positions,
         });
         if let (Some(value), Value::Object(more)) = (value.as_object_mut(), more) {
             value.extend(more);
