@@ -51,7 +51,8 @@ use crate::wire::records::space::SpaceRecord;
 use probation::{Held, Probation};
 
 /// The input of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Side {
     /// Query events.
     Query,
@@ -531,7 +532,8 @@ impl Engine {
         let lane = self.lane_record();
         if lane != self.saved_lane {
             self.saved_lane = lane;
-            changes.push((keys::lane(), Some(lane.seal())));
+            // Without the record all is zero, so that equal lanes have equal records.
+            changes.push((keys::lane(), (lane != LaneRecord::default()).then(|| lane.seal())));
         }
         if !self.deleted.is_empty() {
             // A space that was created again since has rewritten some of these keys.
