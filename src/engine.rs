@@ -9,16 +9,8 @@
 //! rewards read = dead_lettered + used + duplicate + late + orphaned + evicted + pending
 //! ```
 //!
-//! A snapshot of the engine is a small head and many records, of which only the changed ones are written:
-//!
-//! | key | record |
-//! |---|---|
-//! | `s` space | its models, those retired, and the join without its requests |
-//! | `t` space | its learner, complete; absent while the space has no examples |
-//! | `r` space | a space without a query so far, in place of `s`: only rewards wait in it |
-//! | `q` space 0 request id | a pending or remembered request |
-//! | `g` | counts of the spaces that were evicted |
-//! | `d` | which dead letters are recorded |
+//! A snapshot of the engine is a small head and many records, of which only the changed ones are written.
+//! [`crate::wire::records`] specifies them.
 //!
 //! # Which spaces exist
 //!
@@ -30,10 +22,11 @@
 
 mod probation;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -42,16 +35,23 @@ use crate::dead_letters::{Bucket, Recording};
 use crate::evaluate::worth::WorthView;
 use crate::event::{Example, Name, Query};
 use crate::hpg::spectra::Eigen;
-use crate::joiner::{BadJoin, JoinCounts, JoinHead, JoinHeadV1, JoinSpec, Joined, Joiner, Payload, Record};
+use crate::joiner::{BadJoin, JoinCounts, JoinSpec, Joined, Joiner, Payload};
 use crate::learner::{BadState, Trainer};
 use crate::router::Policy;
-use crate::wire::envelope::{self, Damaged, Kind};
+use crate::wire::envelope::{self, Damaged};
 use crate::wire::events::{Bad, Parser, Propensities, QueryEvent, RewardEvent};
 use crate::wire::export::Spectrum;
-use probation::{Held, Probation, SavedProbation};
+use crate::wire::records::Record;
+use crate::wire::records::counts::COUNT_MAX;
+use crate::wire::records::keys::{self, Key as RecordKey};
+pub use crate::wire::records::keys::{is_of_lane, learner as learner_key, space_of};
+use crate::wire::records::lane::{BucketRecord, DroppedRecord, LaneRecord};
+use crate::wire::records::request::{DecisionRecord, PropensitiesRecord, RequestRecord};
+use crate::wire::records::space::SpaceRecord;
+use probation::{Held, Probation};
 
 /// The input of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Side {
     /// Query events.
@@ -173,7 +173,7 @@ pub struct Applied {
 }
 
 /// What a query carries through the join.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 struct Decision {
     query: Vec<f32>,
     model: u16,
@@ -182,7 +182,7 @@ struct Decision {
 }
 
 /// The known part of the distribution over the space's models.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 enum Known {
     Full(Vec<f64>),
     Chosen(f64),
@@ -198,7 +198,7 @@ impl Payload for Decision {
 }
 
 /// All counts of a lane, or of one space.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     /// Bad query events.
     pub queries_dead: u64,
@@ -265,15 +265,13 @@ pub struct Engine {
     /// Spaces that may be evicted for others: they have a query but no examples, and are not reserved.
     blank: IdleOrder,
     gone: Gone,
-    /// Whether `gone` has changed since the changes were taken.
-    gone_touched: bool,
     /// Keys of saved records that are to be deleted.
     deleted: Vec<Vec<u8>>,
     queries_dead: u64,
     rewards_dead: u64,
     dead_letters: Bucket,
-    /// The bucket as it was last saved.
-    saved_dead_letters: Bucket,
+    /// The record of the lane as it was last saved.
+    saved_lane: LaneRecord,
     shows_examples: bool,
 }
 
@@ -327,7 +325,7 @@ impl Lobby {
 }
 
 /// Counts of spaces that were evicted or dropped.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Gone {
     /// Outcomes of their events.
     join: JoinCounts,
@@ -341,40 +339,12 @@ struct Gone {
 pub struct BadImport(String);
 
 /// What a snapshot holds of the engine besides its records.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EngineHead {
-    queries_dead: u64,
-    rewards_dead: u64,
-}
-
-/// A space without its learner and its requests, as saved.
-#[derive(Serialize, Deserialize)]
-struct SavedSpace {
-    models: Vec<Name>,
-    retired: BTreeSet<Name>,
-    join: JoinHead,
-    probation: SavedProbation,
-}
-
-/// The same in format version 1.
-#[derive(Deserialize)]
-struct SavedSpaceV1 {
-    models: Vec<Name>,
-    retired: BTreeSet<Name>,
-    join: JoinHeadV1,
-}
-
-const SPACE_VERSION: u16 = 2;
-
-impl SavedSpace {
-    fn open(bytes: &[u8]) -> Result<Self, Damaged> {
-        let (version, payload) = envelope::open(Kind::Space, SPACE_VERSION, bytes)?;
-        if version >= 2 {
-            return envelope::decode(payload);
-        }
-        let SavedSpaceV1 { models, retired, join } = envelope::decode(payload)?;
-        Ok(Self { models, retired, join: join.into(), probation: Probation::new().save() })
-    }
+    /// Bad query events.
+    pub queries_dead: u64,
+    /// Bad reward events.
+    pub rewards_dead: u64,
 }
 
 /// Why a snapshot cannot be restored.
@@ -399,6 +369,9 @@ pub enum BadSnapshot {
     /// A record is damaged.
     #[error(transparent)]
     Damaged(#[from] Damaged),
+    /// Records of the lane itself contradict themselves or each other.
+    #[error("the records of the lane are inconsistent: roll back to an older snapshot, or rebuild the store by replay")]
+    Lane,
     /// A record belongs to no space.
     #[error("a record of the snapshot belongs to no space")]
     Stray,
@@ -449,12 +422,11 @@ impl Engine {
             lobby: Lobby::default(),
             blank: IdleOrder::new(),
             gone: Gone::default(),
-            gone_touched: false,
             deleted: Vec::new(),
             queries_dead: 0,
             rewards_dead: 0,
             dead_letters: Bucket::default(),
-            saved_dead_letters: Bucket::default(),
+            saved_lane: LaneRecord::default(),
             shows_examples: false,
         }
     }
@@ -472,27 +444,42 @@ impl Engine {
         records: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>,
     ) -> Result<Self, BadSnapshot> {
         let mut parts: BTreeMap<Name, SpaceParts> = BTreeMap::new();
-        let (mut gone, mut dead_letters) = (Gone::default(), Bucket::default());
+        let mut lane = LaneParts::default();
+        // Keys of 0.1: the next changes replace them.
+        let mut deleted = Vec::new();
         for (key, value) in records {
-            if is_of_lane(&key) {
-                match key.first() {
-                    Some(&GONE) => gone = envelope::decode(&value)?,
-                    _ => dead_letters = envelope::decode(&value)?,
+            match RecordKey::parse(&key).ok_or(BadSnapshot::Stray)? {
+                RecordKey::Lane => lane.whole = Some(LaneRecord::open(&value)?),
+                RecordKey::OldDropped => {
+                    lane.dropped = Some(DroppedRecord::open_unversioned(&value)?);
+                    deleted.push(key);
                 }
-                continue;
-            }
-            let (kind, name, request_id) = split_key(&key).ok_or(BadSnapshot::Stray)?;
-            let parts = parts.entry(name).or_default();
-            match kind {
-                SPACE => parts.space = Some(SavedSpace::open(&value)?),
-                WAITING => parts.waiting = Some(SavedSpace::open(&value)?),
-                TRAINER => parts.trainer = Some(value),
-                _ => parts.requests.push((request_id, envelope::decode(&value)?)),
+                RecordKey::OldDeadLetters => {
+                    lane.dead_letters = Some(BucketRecord::open_unversioned(&value)?);
+                    deleted.push(key);
+                }
+                RecordKey::Space(name) => parts.entry(name).or_default().space = Some(SpaceRecord::open(&value)?),
+                RecordKey::Lobby(name) => parts.entry(name).or_default().lobby = Some(SpaceRecord::open(&value)?),
+                RecordKey::Learner(name) => parts.entry(name).or_default().trainer = Some(value),
+                RecordKey::Request(name, request_id) => {
+                    let request = RequestRecord::<DecisionRecord>::open(&value)?.map(Decision::from);
+                    parts.entry(name).or_default().requests.push((request_id, request));
+                }
+                RecordKey::OldRequest(name, request_id) => {
+                    let request = RequestRecord::<DecisionRecord>::open_unversioned(&value)?.map(Decision::from);
+                    let parts = parts.entry(name).or_default();
+                    parts.old_ids.push(request_id.clone());
+                    parts.requests.push((request_id, request));
+                    deleted.push(key);
+                }
             }
         }
-        let mut engine = Self::new(settings);
-        (engine.queries_dead, engine.rewards_dead, engine.gone) = (head.queries_dead, head.rewards_dead, gone);
-        (engine.dead_letters, engine.saved_dead_letters) = (dead_letters, dead_letters);
+        let mut engine = Self { deleted, ..Self::new(settings) };
+        if head.queries_dead.max(head.rewards_dead) > COUNT_MAX {
+            return Err(BadSnapshot::Lane);
+        }
+        (engine.queries_dead, engine.rewards_dead) = (head.queries_dead, head.rewards_dead);
+        engine.restore_lane(lane).ok_or(BadSnapshot::Lane)?;
         let parser = Parser::new(&engine.settings);
         for (name, parts) in parts {
             let space = Space::restore(&engine.settings, &parser, &name, parts)?;
@@ -501,6 +488,24 @@ impl Engine {
             engine.list(&name);
         }
         Ok(engine)
+    }
+
+    /// Restores what belongs to no space; `None` if its records contradict themselves or each other.
+    fn restore_lane(&mut self, parts: LaneParts) -> Option<()> {
+        let is_old = parts.dropped.is_some() || parts.dead_letters.is_some();
+        let saved = match parts.whole {
+            Some(_) if is_old => return None,
+            Some(whole) => whole,
+            None => LaneRecord {
+                dropped: parts.dropped.unwrap_or_default(),
+                dead_letters: parts.dead_letters.unwrap_or_default(),
+            },
+        };
+        self.gone = Gone::from_record(saved.dropped)?;
+        self.dead_letters = Bucket::from_record(saved.dead_letters)?;
+        // What comes from old keys is not saved under the new one yet.
+        self.saved_lane = parts.whole.unwrap_or_default();
+        Some(())
     }
 
     /// What a snapshot holds besides the records.
@@ -515,22 +520,20 @@ impl Engine {
             (space.touched, space.is_saved) = (false, true);
             space.joiner.track_changes();
             space.joiner.take_changes(|request_id, record| {
-                changes.push((record_key(QUERY, name, request_id), record.map(|record| envelope::encode(&record))));
+                let value = record.map(|record| record.map(DecisionRecord::from).seal());
+                changes.push((keys::request(name, request_id), value));
             });
             if let Some(trainer) = space.trainer.as_ref().filter(|_| !space.is_blank) {
-                changes.push((record_key(TRAINER, name, ""), Some(trainer.save())));
+                changes.push((keys::learner(name), Some(trainer.save())));
             }
-            let kind = if space.is_waiting() { WAITING } else { SPACE };
-            let saved = SavedSpace {
-                models: space.trainer.as_ref().map(|trainer| trainer.spec().models.clone()).unwrap_or_default(),
-                retired: space.retired.clone(),
-                join: space.joiner.head(),
-                probation: space.probation.save(),
-            };
-            changes.push((record_key(kind, name, ""), Some(envelope::seal(Kind::Space, SPACE_VERSION, &saved))));
+            let key = if space.is_waiting() { keys::lobby(name) } else { keys::space(name) };
+            changes.push((key, Some(space.to_record().seal())));
         }
-        if std::mem::take(&mut self.gone_touched) {
-            changes.push((vec![GONE], Some(envelope::encode(&self.gone))));
+        let lane = self.lane_record();
+        if lane != self.saved_lane {
+            self.saved_lane = lane;
+            // Without the record all is zero, so that equal lanes have equal records.
+            changes.push((keys::lane(), (lane != LaneRecord::default()).then(|| lane.seal())));
         }
         if !self.deleted.is_empty() {
             // A space that was created again since has rewritten some of these keys.
@@ -538,11 +541,11 @@ impl Engine {
             let deleted: BTreeSet<Vec<u8>> = self.deleted.drain(..).collect();
             changes.extend(deleted.difference(&written).map(|key| (key.clone(), None)));
         }
-        if self.dead_letters != self.saved_dead_letters {
-            self.saved_dead_letters = self.dead_letters;
-            changes.push((vec![DEAD_LETTERS], Some(envelope::encode(&self.dead_letters))));
-        }
         changes
+    }
+
+    fn lane_record(&self) -> LaneRecord {
+        LaneRecord { dropped: self.gone.to_record(), dead_letters: self.dead_letters.to_record() }
     }
 
     /// Drops a space with everything it has learned; false if it does not exist.
@@ -813,12 +816,16 @@ impl Engine {
         for (name, space) in &self.spaces {
             add(name.as_str().as_bytes());
             add(&space.trainer.as_ref().map(Trainer::save).unwrap_or_default());
-            add(&envelope::encode(&space.joiner));
-            add(&envelope::encode(&space.probation.digested()));
+            let mut record = space.to_record();
+            // Where an event was read, and when, depends on the split into files.
+            record.probation.held.iter_mut().for_each(|held| (held.after_ms, held.place) = (0, String::new()));
+            add(&record.seal());
+            for (request_id, request) in space.joiner.requests() {
+                add(request_id.as_bytes());
+                add(&request.map(DecisionRecord::from).seal());
+            }
         }
-        if self.gone != Gone::default() {
-            add(&envelope::encode(&self.gone));
-        }
+        add(&envelope::encode(&self.gone.to_record()));
         format!("{:032x}", hash.digest128())
     }
 
@@ -888,7 +895,7 @@ impl Engine {
         space.joiner.set_spec(self.settings.join.clone());
         space.touched = true;
         if space.is_saved {
-            self.deleted.push(record_key(WAITING, name, ""));
+            self.deleted.push(keys::lobby(name));
         }
         Ok(())
     }
@@ -950,10 +957,9 @@ impl Engine {
         let counts = space.evict_all();
         self.gone.join += counts.join;
         self.gone.applied += counts.applied;
-        self.gone_touched = true;
         if space.is_saved {
-            self.deleted.extend([SPACE, TRAINER, WAITING].map(|kind| record_key(kind, name, "")));
-            space.joiner.take_changes(|request_id, _| self.deleted.push(record_key(QUERY, name, request_id)));
+            self.deleted.extend([keys::space(name), keys::learner(name), keys::lobby(name)]);
+            space.joiner.take_changes(|request_id, _| self.deleted.push(keys::request(name, request_id)));
         }
         true
     }
@@ -961,57 +967,36 @@ impl Engine {
 
 static NONE_RETIRED: BTreeSet<Name> = BTreeSet::new();
 
-/// A space restored from its records.
+/// Records of a space.
 #[derive(Default)]
 struct SpaceParts {
-    space: Option<SavedSpace>,
-    waiting: Option<SavedSpace>,
+    space: Option<SpaceRecord>,
+    lobby: Option<SpaceRecord>,
     trainer: Option<Vec<u8>>,
-    requests: Vec<(String, Record<Decision>)>,
+    requests: Vec<(String, RequestRecord<Decision>)>,
+    /// Which of the requests came from keys of 0.1.
+    old_ids: Vec<String>,
 }
 
-const SPACE: u8 = b's';
-const TRAINER: u8 = b't';
-const WAITING: u8 = b'r';
-const QUERY: u8 = b'q';
-const GONE: u8 = b'g';
-const DEAD_LETTERS: u8 = b'd';
+/// Records of the lane itself.
+#[derive(Default)]
+struct LaneParts {
+    whole: Option<LaneRecord>,
+    dropped: Option<DroppedRecord>,
+    dead_letters: Option<BucketRecord>,
+}
 
-fn record_key(kind: u8, space: &Name, request_id: &str) -> Vec<u8> {
-    let mut key = vec![kind];
-    key.extend_from_slice(space.as_str().as_bytes());
-    if kind == QUERY {
-        // No name has a zero byte.
-        key.push(0);
-        key.extend_from_slice(request_id.as_bytes());
+impl Gone {
+    fn to_record(self) -> DroppedRecord {
+        DroppedRecord { join: self.join.to_record(), applied: self.applied }
     }
-    key
-}
 
-/// The key of the record that holds the learner of a space.
-pub fn learner_key(space: &Name) -> Vec<u8> {
-    record_key(TRAINER, space, "")
-}
-
-/// Whether a record of a snapshot belongs to no space, but to the lane itself, by its key.
-pub fn is_of_lane(key: &[u8]) -> bool {
-    key == [GONE] || key == [DEAD_LETTERS]
-}
-
-/// The space that a record of a snapshot belongs to, by its key.
-pub fn space_of(key: &[u8]) -> Option<Name> {
-    split_key(key).map(|(_, space, _)| space)
-}
-
-fn split_key(key: &[u8]) -> Option<(u8, Name, String)> {
-    let (&kind, rest) = key.split_first()?;
-    let text = str::from_utf8(rest).ok()?;
-    let (space, request_id) = match kind {
-        SPACE | TRAINER | WAITING => (text, ""),
-        QUERY => text.split_once('\0')?,
-        _ => return None,
-    };
-    Some((kind, Name::try_from(space).ok()?, request_id.to_owned()))
+    /// As it was saved; `None` if the record contradicts itself.
+    fn from_record(record: DroppedRecord) -> Option<Self> {
+        let DroppedRecord { join, applied } = record;
+        let join = JoinCounts::from_record(join)?;
+        (applied <= COUNT_MAX).then_some(Self { join, applied })
+    }
 }
 
 impl Space {
@@ -1032,69 +1017,84 @@ impl Space {
         LOBBY_SPACE_BYTES + self.joiner.load().bytes + self.probation.bytes()
     }
 
+    /// As it is saved, without its learner and its requests.
+    fn to_record(&self) -> SpaceRecord {
+        SpaceRecord {
+            models: self.trainer.as_ref().map(|trainer| trainer.spec().models.clone()).unwrap_or_default(),
+            retired: self.retired.clone(),
+            join: self.joiner.to_record(),
+            probation: self.probation.to_record(),
+        }
+    }
+
     fn restore(settings: &Settings, parser: &Parser, name: &Name, parts: SpaceParts) -> Result<Self, BadSnapshot> {
-        match (parts.space, parts.waiting) {
-            (Some(saved), None) => Self::restore_created(settings, parser, name, saved, parts.trainer, parts.requests),
-            (None, Some(saved)) if parts.trainer.is_none() => {
-                Self::restore_waiting(settings, parser, name, saved, parts.requests)
-            }
-            _ => Err(BadSnapshot::Stray),
-        }
-    }
-
-    fn restore_waiting(
-        settings: &Settings,
-        parser: &Parser,
-        name: &Name,
-        saved: SavedSpace,
-        requests: Vec<(String, Record<Decision>)>,
-    ) -> Result<Self, BadSnapshot> {
+        let SpaceParts { space, lobby, trainer, requests, old_ids } = parts;
         let bad_join = |problem| BadSnapshot::Join { space: name.to_string(), problem };
-        let mut joiner = Joiner::restore(saved.join, requests).map_err(bad_join)?;
-        if joiner.waiting().next().is_some() {
+        let is_created = space.is_some();
+        let SpaceRecord { models, retired, join, probation } = match (space, lobby) {
+            (Some(record), None) => record,
+            (None, Some(record)) if trainer.is_none() => record,
+            _ => return Err(BadSnapshot::Stray),
+        };
+        let mut joiner = Joiner::restore(join, requests).map_err(bad_join)?;
+        old_ids.iter().for_each(|request_id| joiner.mark_changed(request_id));
+        let probation = Probation::from_record(probation, name, parser).ok_or_else(|| bad_join(BadJoin))?;
+        let mut restored = Self {
+            trainer: None,
+            joiner,
+            probation,
+            retired,
+            is_blank: true,
+            touched: !old_ids.is_empty(),
+            is_saved: true,
+        };
+        if is_created {
+            restored.restore_created(settings, name, models, trainer.as_deref())?;
+        } else if restored.joiner.waiting().next().is_some() {
             return Err(bad_join(BadJoin));
+        } else {
+            restored.set_join(Lobby::spec(&settings.join));
         }
-        let probation = Probation::restore(saved.probation, parser).ok_or_else(|| bad_join(BadJoin))?;
-        let join = Lobby::spec(&settings.join);
-        let touched = joiner.head().spec != join;
-        joiner.set_spec(join.clone());
-        Ok(Self { joiner, probation, touched, is_saved: true, ..Self::waiting(join) })
+        Ok(restored)
     }
 
+    /// Restores the learner, and fits a space that had a query to the present configuration. `models` are those it was saved
+    /// with.
     fn restore_created(
+        &mut self,
         settings: &Settings,
-        parser: &Parser,
         name: &Name,
-        saved: SavedSpace,
-        trainer: Option<Vec<u8>>,
-        requests: Vec<(String, Record<Decision>)>,
-    ) -> Result<Self, BadSnapshot> {
+        models: Vec<Name>,
+        trainer: Option<&[u8]>,
+    ) -> Result<(), BadSnapshot> {
         let spec = settings.space(name);
-        let (trainer, is_blank) = restore_trainer(spec, trainer.as_deref())
+        let (trainer, is_blank) = restore_trainer(spec, trainer)
             .map_err(|problem| BadSnapshot::Space { space: name.to_string(), problem })?;
-        let bad_join = |problem| BadSnapshot::Join { space: name.to_string(), problem };
-        let mut joiner = Joiner::restore(saved.join, requests).map_err(bad_join)?;
-        if joiner.waiting().any(|decision| !decision.fits(spec.dim, saved.models.len())) {
-            return Err(bad_join(BadJoin));
+        (self.trainer, self.is_blank) = (Some(trainer), is_blank);
+        if self.joiner.waiting().any(|decision| !decision.fits(spec.dim, models.len())) {
+            return Err(BadSnapshot::Join { space: name.to_string(), problem: BadJoin });
         }
-        let probation = Probation::restore(saved.probation, parser).ok_or_else(|| bad_join(BadJoin))?;
-        let touched = joiner.head().spec != settings.join || saved.models != spec.models;
-        joiner.set_spec(settings.join.clone());
-        let mut retired = saved.retired;
-        if saved.models != spec.models {
+        self.set_join(settings.join.clone());
+        if models != spec.models {
             let places: Vec<Option<usize>> =
-                spec.models.iter().map(|model| saved.models.iter().position(|old| old == model)).collect();
-            joiner.remap(|decision| decision.remap(&places));
-            retired.extend(saved.models);
+                spec.models.iter().map(|model| models.iter().position(|old| old == model)).collect();
+            self.joiner.remap(|decision| decision.remap(&places));
+            self.retired.extend(models);
+            self.touched = true;
         }
-        retired.retain(|model| !spec.models.contains(model));
-        Ok(Self { trainer: Some(trainer), joiner, probation, retired, is_blank, touched, is_saved: true })
+        self.retired.retain(|model| !spec.models.contains(model));
+        Ok(())
+    }
+
+    fn set_join(&mut self, join: JoinSpec) {
+        self.touched |= *self.joiner.spec() != join;
+        self.joiner.set_spec(join);
     }
 
     /// Counts all that it holds as evicted; the counts that it leaves behind.
     fn evict_all(&mut self) -> Counts {
         // Bounds of nothing: the join evicts everything, and tracks what to delete.
-        self.joiner.set_spec(JoinSpec { pending_max: 0, remembered_max: 0, ..self.joiner.head().spec });
+        self.joiner.set_spec(JoinSpec { pending_max: 0, remembered_max: 0, ..self.joiner.spec().clone() });
         self.joiner.remap(|_| true);
         let mut counts = self.counts();
         let JoinCounts { queries, rewards } = &mut counts.join;
@@ -1200,7 +1200,7 @@ fn restore_trainer(spec: &Spec, saved: Option<&[u8]>) -> Result<(Trainer, bool),
 
 impl Decision {
     fn fits(&self, dim: usize, models: usize) -> bool {
-        let full = |p: &[f64]| p.len() == models && p.iter().all(|p| (0.0..=1.0 + 1e-6).contains(p));
+        let full = |p: &[f64]| p.len() == models && p.iter().all(|p| (0.0..=1.0).contains(p));
         let chosen = usize::from(self.model);
         let known = match &self.propensities {
             Known::Full(p) => full(p) && p.get(chosen).is_some_and(|p| *p > 0.0),
@@ -1224,6 +1224,31 @@ impl Decision {
         let new = places.iter().position(|place| *place == Some(usize::from(self.model)));
         self.model = new.map_or(0, |new| new as u16);
         new.is_some()
+    }
+}
+
+impl<'a> From<&'a Decision> for DecisionRecord<'a> {
+    fn from(decision: &'a Decision) -> Self {
+        let Decision { query, model, propensities, policy } = decision;
+        let propensities = match propensities {
+            Known::Full(p) => PropensitiesRecord::Full(Cow::Borrowed(p)),
+            Known::Chosen(p) => PropensitiesRecord::Chosen(*p),
+            Known::Nothing => PropensitiesRecord::Nothing,
+        };
+        let policy = policy.as_deref().map(Cow::Borrowed);
+        Self { vector: Cow::Borrowed(query), model: *model, propensities, policy }
+    }
+}
+
+impl From<DecisionRecord<'_>> for Decision {
+    fn from(record: DecisionRecord<'_>) -> Self {
+        let DecisionRecord { vector, model, propensities, policy } = record;
+        let propensities = match propensities {
+            PropensitiesRecord::Full(p) => Known::Full(p.into_owned()),
+            PropensitiesRecord::Chosen(p) => Known::Chosen(p),
+            PropensitiesRecord::Nothing => Known::Nothing,
+        };
+        Self { query: vector.into_owned(), model, propensities, policy: policy.map(Cow::into_owned) }
     }
 }
 

@@ -4,20 +4,20 @@
 //! future, leave it where the other events have brought it. A real gap in the traffic is followed as soon as k events
 //! lie beyond it. It never goes back, and depends on what was observed alone.
 
-use serde::{Deserialize, Serialize};
+use crate::wire::records::clock::{ClockRecord, LargestRecord};
 
 /// How many events have to agree before time moves: seven wrong timestamps move nothing.
 pub const CONFIRMATIONS: usize = 8;
 
 /// A clock that shows the k-th largest timestamp observed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventTime {
     newest: Largest,
     time_ms: Option<i64>,
 }
 
 /// The largest of many numbers, in ascending order.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Largest {
     most: usize,
     values: Vec<i64>,
@@ -93,16 +93,30 @@ impl Largest {
         self.values.first().copied().filter(|_| self.values.len() == self.most)
     }
 
-    /// Whether this could have come out of a save: sorted, and not too many.
-    pub fn is_sound(&self) -> bool {
-        self.most > 0 && self.values.len() <= self.most && self.values.is_sorted()
+    /// As it is saved.
+    pub fn to_record(&self) -> LargestRecord {
+        LargestRecord { most: self.most as u64, values: self.values.clone() }
+    }
+
+    /// As it was saved; `None` if the record contradicts itself.
+    pub fn from_record(record: LargestRecord) -> Option<Self> {
+        let LargestRecord { most, values } = record;
+        let most = usize::try_from(most).ok()?;
+        (most > 0 && values.len() <= most && values.is_sorted()).then_some(Self { most, values })
     }
 }
 
 impl EventTime {
-    /// Whether this could have come out of a save.
-    pub fn is_sound(&self) -> bool {
-        self.newest.is_sound()
+    /// As it is saved.
+    pub fn to_record(&self) -> ClockRecord {
+        ClockRecord { newest: self.newest.to_record(), time_ms: self.time_ms }
+    }
+
+    /// As it was saved; `None` if the record contradicts itself.
+    pub fn from_record(record: ClockRecord) -> Option<Self> {
+        let ClockRecord { newest, time_ms } = record;
+        let newest = Largest::from_record(newest)?;
+        (time_ms >= newest.smallest_if_full()).then_some(Self { newest, time_ms })
     }
 }
 
@@ -123,7 +137,7 @@ mod tests {
                 seen.sort_unstable();
                 let expected = seen.len().checked_sub(k).map(|at| seen[at]);
                 prop_assert_eq!(clock.time_ms(), expected);
-                prop_assert!(clock.is_sound());
+                prop_assert_eq!(EventTime::from_record(clock.to_record()), Some(clock.clone()));
             }
         }
 

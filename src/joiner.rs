@@ -13,7 +13,7 @@
 //! |---|---|
 //! | retired | its model was removed, before it came or while it was open; it leaves no trace |
 //! | duplicate | its request has an open query, or is finished and remembered |
-//! | late | its window is past already; it leaves no trace |
+//! | late | its window is past already, or it is older than the horizon; it leaves no trace |
 //! | joined | under `first` as soon as it has a reward, else when its window closes with at least one |
 //! | expired | its window closed without a reward: dropped, or learned as the default |
 //! | evicted | it was the oldest when the bounds were exceeded; never learned, not even as the default |
@@ -35,8 +35,12 @@
 //! its end + `remember_ms` and its window, so that a query that is sent again is never learned again, however short
 //! `remember_ms`. Only the bound on remembered requests can break that.
 //!
-//! A joiner is saved as a [`JoinHead`] and one record per request. So that a save costs what the traffic since the last
-//! one costs, not what the window holds, a joiner can track which requests changed and hand out only these.
+//! A restart may change the rule. A longer window must not reopen what the shorter one closed: requests that were forgotten
+//! have ts_query < T - w. So [`Joiner::set_spec`] raises the *horizon* to that time before it lengthens w, and remembers the
+//! finished requests it still holds until the longer window is past. The horizon never falls.
+//!
+//! A joiner is saved as a [`JoinRecord`] and one [`RequestRecord`] per request. So that a save costs what the traffic since
+//! the last one costs, not what the window holds, a joiner can track which requests changed and hand out only these.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,11 +48,14 @@ use std::mem;
 use std::ops::AddAssign;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::event_time::{CONFIRMATIONS, EventTime};
+use crate::wire::records::counts::{COUNT_MAX, JoinCountsRecord, QueryCountsRecord, RewardCountsRecord};
+use crate::wire::records::request::{FinishedRecord, PendingRecord, QueryRecord, RequestRecord, RewardRecord};
+use crate::wire::records::space::{AggregateRecord, JoinRecord, JoinSpecRecord, OnMissingRecord};
 
 /// What a query carries through the join.
 pub trait Payload {
@@ -123,8 +130,8 @@ pub struct Joined<P> {
     pub rewarded_ms: Option<i64>,
 }
 
-/// Outcomes of queries and rewards. They are disjoint, and each side sums to the events read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Outcomes of queries and rewards. They are disjoint, and each side sums to the events read. Reports print them as JSON.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct JoinCounts {
     /// The queries.
     pub queries: QueryCounts,
@@ -133,7 +140,7 @@ pub struct JoinCounts {
 }
 
 /// Outcomes of queries; see the table of the module.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct QueryCounts {
     /// All that came: the sum of the others.
     pub read: u64,
@@ -154,7 +161,7 @@ pub struct QueryCounts {
 }
 
 /// Outcomes of rewards; see the table of the module.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct RewardCounts {
     /// All that came: the sum of the others.
     pub read: u64,
@@ -204,56 +211,18 @@ pub struct Load {
     pub remembered: usize,
 }
 
-/// What is saved of a joiner besides its requests.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct JoinHead {
-    /// How it joins.
-    pub spec: JoinSpec,
-    /// The space's time.
-    pub clock: EventTime,
-    /// Outcomes of all events.
-    pub counts: JoinCounts,
-    /// As in [`Load`]: no count tells otherwise whether a finished request got lost.
-    pub remembered: usize,
-}
-
-/// A request as it is saved, waiting or finished.
-#[derive(Debug, Clone, Deserialize)]
-pub struct Record<P>(State<Waiting<P>, Finished>);
-
-/// A request as it is held: saved, it reads back as a [`Record`].
-#[derive(Debug, Serialize)]
-pub struct RecordRef<'a, P>(State<&'a Waiting<P>, &'a Finished>);
-
-/// The head in format version 1.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct JoinHeadV1 {
-    spec: JoinSpec,
-    time_ms: Option<i64>,
-    counts: JoinCounts,
-    remembered: usize,
-}
-
-impl From<JoinHeadV1> for JoinHead {
-    /// A single event could set that version's time to anything, so the time counts as one observation.
-    fn from(old: JoinHeadV1) -> Self {
-        let JoinHeadV1 { spec, time_ms, counts, remembered } = old;
-        let mut clock = EventTime::new(CONFIRMATIONS);
-        time_ms.into_iter().for_each(|time_ms| clock.observe(time_ms));
-        Self { spec, clock, counts, remembered }
-    }
-}
-
 /// Why a saved joiner cannot be restored.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("the saved join is inconsistent: roll back to an older snapshot, or rebuild the store by replay")]
 pub struct BadJoin;
 
-/// The join of one space. Its serialized form is for digests: equal for joiners that behave equally from here on.
-#[derive(Debug, Clone, Serialize)]
+/// The join of one space.
+#[derive(Debug, Clone)]
 pub struct Joiner<P> {
     spec: JoinSpec,
     clock: EventTime,
+    /// Queries older than this are late, whatever the window.
+    horizon_ms: Option<i64>,
     counts: JoinCounts,
     pool: Pool<P>,
     memory: Memory,
@@ -267,21 +236,25 @@ impl<P: Payload> Joiner<P> {
 
     fn with_clock(spec: JoinSpec, clock: EventTime) -> Self {
         let (pool, memory) = (Pool::new(), Memory::default());
-        Self { spec, clock, counts: JoinCounts::default(), pool, memory }
+        Self { spec, clock, horizon_ms: None, counts: JoinCounts::default(), pool, memory }
     }
 
-    /// The joiner that was saved, from its head and the last record of every request, in any order.
+    /// The joiner that was saved, from its own record and the last record of every request, in any order.
     ///
     /// It tracks changes from here on, and has none yet: what it holds is saved already.
-    pub fn restore(head: JoinHead, records: impl IntoIterator<Item = (String, Record<P>)>) -> Result<Self, BadJoin> {
-        let JoinHead { spec, clock, counts, remembered } = head;
-        let mut joiner = Self { counts, ..Self::with_clock(spec, clock) };
-        for (request_id, record) in records {
+    pub fn restore(
+        record: JoinRecord,
+        requests: impl IntoIterator<Item = (String, RequestRecord<P>)>,
+    ) -> Result<Self, BadJoin> {
+        let JoinRecord { spec, clock, counts, remembered, horizon_ms } = record;
+        let clock = EventTime::from_record(clock).ok_or(BadJoin)?;
+        let counts = JoinCounts::from_record(counts).ok_or(BadJoin)?;
+        let mut joiner = Self { horizon_ms, counts, ..Self::with_clock(JoinSpec::from(spec), clock) };
+        for (request_id, record) in requests {
             joiner.put_back(&request_id, record)?;
         }
         let pending = joiner.pending() == (counts.queries.pending, counts.rewards.pending);
-        let sound = counts.balance() && joiner.clock.is_sound();
-        if !sound || !pending || joiner.memory.entries != remembered {
+        if !pending || joiner.memory.entries as u64 != remembered {
             return Err(BadJoin);
         }
         joiner.pool.touched = Touched::nothing_yet();
@@ -289,9 +262,29 @@ impl<P: Payload> Joiner<P> {
         Ok(joiner)
     }
 
-    /// Applies another rule from the next event on: for a restart with a changed configuration.
+    /// Counts a request as changed, so that the next changes include it.
+    pub fn mark_changed(&mut self, request_id: &str) {
+        if let Some((id, _)) = self.pool.requests.get_key_value(request_id) {
+            self.pool.touched.add(id);
+        } else if let Some((id, _)) = self.memory.finished.get_key_value(request_id) {
+            self.memory.touched.add(id);
+        }
+    }
+
+    /// Applies another rule from the next event on: for a restart with a changed configuration. What the old window has
+    /// closed stays closed.
     pub fn set_spec(&mut self, spec: JoinSpec) {
+        if spec.window_ms > self.spec.window_ms {
+            let closed_ms = self.clock.time_ms().map(|time_ms| time_ms.saturating_sub_unsigned(self.spec.window_ms));
+            self.horizon_ms = self.horizon_ms.max(closed_ms);
+            self.memory.keep_for(spec.window_ms);
+        }
         self.spec = spec;
+    }
+
+    /// The rule at present.
+    pub fn spec(&self) -> &JoinSpec {
+        &self.spec
     }
 
     /// Takes an event's timestamp into account, before the event itself, and closes what the space's time is past then;
@@ -312,7 +305,7 @@ impl<P: Payload> Joiner<P> {
         self.counts.queries.read += 1;
         if self.has_query(request_id) {
             self.counts.queries.duplicate += 1;
-        } else if self.is_past(self.deadline(ts_ms)) {
+        } else if self.is_past(self.deadline(ts_ms)) || self.horizon_ms > Some(ts_ms) {
             self.counts.queries.late += 1;
         } else {
             self.accept(request_id, Asked { ts_ms, payload }, out);
@@ -408,10 +401,22 @@ impl<P: Payload> Joiner<P> {
         self.clock.time_ms()
     }
 
-    /// What to save besides the records; it fits the records as of the same moment.
-    pub fn head(&self) -> JoinHead {
-        let (spec, clock, counts) = (self.spec.clone(), self.clock.clone(), self.counts);
-        JoinHead { spec, clock, counts, remembered: self.memory.entries }
+    /// What to save besides the requests; it fits their records as of the same moment.
+    pub fn to_record(&self) -> JoinRecord {
+        JoinRecord {
+            spec: JoinSpecRecord::from(&self.spec),
+            clock: self.clock.to_record(),
+            counts: self.counts.to_record(),
+            remembered: self.memory.entries as u64,
+            horizon_ms: self.horizon_ms,
+        }
+    }
+
+    /// Records of all requests: those that wait, then those that are remembered, each in ID order.
+    pub fn requests(&self) -> impl Iterator<Item = (&str, RequestRecord<&P>)> {
+        let waiting = self.pool.requests.iter().map(|(id, request)| (id.as_str(), request.to_record()));
+        let finished = self.memory.finished.iter().map(|(id, finished)| (id.as_str(), finished.to_record()));
+        waiting.chain(finished)
     }
 
     /// What the queries carry that wait.
@@ -429,7 +434,7 @@ impl<P: Payload> Joiner<P> {
 
     /// Returns every request that changed since the last call, in ID order: its current record, or none if it is no longer
     /// held. It may never have been returned before.
-    pub fn take_changes(&mut self, mut each: impl FnMut(&str, Option<RecordRef<'_, P>>)) {
+    pub fn take_changes(&mut self, mut each: impl FnMut(&str, Option<RequestRecord<&P>>)) {
         let mut touched = self.pool.touched.take();
         touched.append(&mut self.memory.touched.take());
         for id in touched {
@@ -437,21 +442,21 @@ impl<P: Payload> Joiner<P> {
         }
     }
 
-    fn record(&self, request_id: &str) -> Option<RecordRef<'_, P>> {
-        let waiting = || self.pool.requests.get(request_id).map(|request| State::Waiting(request.as_ref()));
-        let finished = || self.memory.finished.get(request_id).map(State::Finished);
-        waiting().or_else(finished).map(RecordRef)
+    fn record(&self, request_id: &str) -> Option<RequestRecord<&P>> {
+        let waiting = || self.pool.requests.get(request_id).map(|request| request.to_record());
+        let finished = || self.memory.finished.get(request_id).map(Finished::to_record);
+        waiting().or_else(finished)
     }
 
     /// Takes in a saved request; refuses one that is there already, waiting or finished, and one without content.
-    fn put_back(&mut self, request_id: &str, record: Record<P>) -> Result<(), BadJoin> {
-        if self.record(request_id).is_some() {
+    fn put_back(&mut self, request_id: &str, record: RequestRecord<P>) -> Result<(), BadJoin> {
+        if self.pool.requests.contains_key(request_id) || self.memory.contains(request_id) {
             return Err(BadJoin);
         }
-        match record.0 {
-            State::Waiting(request) if request.query.is_none() && request.rewards.is_empty() => return Err(BadJoin),
-            State::Waiting(request) => self.pool.put(request_id.into(), request),
-            State::Finished(finished) => self.memory.put(request_id.into(), finished),
+        let id = Id::from(request_id);
+        match record {
+            RequestRecord::Pending(record) => self.pool.put(id, Waiting::from_record(record).ok_or(BadJoin)?),
+            RequestRecord::Finished(record) => self.memory.put(id, Finished::from_record(record).ok_or(BadJoin)?),
         }
         Ok(())
     }
@@ -642,28 +647,98 @@ impl JoinCounts {
         let sum = |outcomes: &[u64]| outcomes.iter().copied().map(u128::from).sum::<u128>();
         sum(&queries) == u128::from(q.read) && sum(&rewards) == u128::from(r.read)
     }
+
+    /// As they are saved.
+    pub fn to_record(&self) -> JoinCountsRecord {
+        let QueryCounts { read, retired, duplicate, late, joined, expired, evicted, pending } = self.queries;
+        let queries = QueryCountsRecord { read, retired, duplicate, late, joined, expired, evicted, pending };
+        let RewardCounts { read, used, duplicate, late, orphaned, evicted, pending } = self.rewards;
+        JoinCountsRecord {
+            queries,
+            rewards: RewardCountsRecord { read, used, duplicate, late, orphaned, evicted, pending },
+        }
+    }
+
+    /// As they were saved; `None` if they do not balance or no log can have so many events.
+    pub fn from_record(record: JoinCountsRecord) -> Option<Self> {
+        let QueryCountsRecord { read, retired, duplicate, late, joined, expired, evicted, pending } = record.queries;
+        let queries = QueryCounts { read, retired, duplicate, late, joined, expired, evicted, pending };
+        let RewardCountsRecord { read, used, duplicate, late, orphaned, evicted, pending } = record.rewards;
+        let rewards = RewardCounts { read, used, duplicate, late, orphaned, evicted, pending };
+        let counts = Self { queries, rewards };
+        (counts.balance() && queries.read.max(rewards.read) <= COUNT_MAX).then_some(counts)
+    }
+}
+
+impl From<&JoinSpec> for JoinSpecRecord {
+    fn from(spec: &JoinSpec) -> Self {
+        let JoinSpec { window_ms, early_ms, remember_ms, on_missing, aggregate, .. } = *spec;
+        let JoinSpec { pending_max, pending_bytes_max, remembered_max, .. } = *spec;
+        Self {
+            window_ms,
+            early_ms,
+            remember_ms,
+            on_missing: match on_missing {
+                OnMissing::Drop => OnMissingRecord::Drop,
+                OnMissing::Default(reward) => OnMissingRecord::Default(reward),
+            },
+            aggregate: match aggregate {
+                Aggregate::First => AggregateRecord::First,
+                Aggregate::Last => AggregateRecord::Last,
+                Aggregate::Sum => AggregateRecord::Sum,
+                Aggregate::Mean => AggregateRecord::Mean,
+                Aggregate::Max => AggregateRecord::Max,
+                Aggregate::Min => AggregateRecord::Min,
+            },
+            pending_max: pending_max as u64,
+            pending_bytes_max: pending_bytes_max as u64,
+            remembered_max: remembered_max as u64,
+        }
+    }
+}
+
+impl From<JoinSpecRecord> for JoinSpec {
+    fn from(record: JoinSpecRecord) -> Self {
+        let JoinSpecRecord { window_ms, early_ms, remember_ms, on_missing, aggregate, .. } = record;
+        let JoinSpecRecord { pending_max, pending_bytes_max, remembered_max, .. } = record;
+        // A limit beyond the address space limits nothing.
+        let limit = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        Self {
+            window_ms,
+            early_ms,
+            remember_ms,
+            on_missing: match on_missing {
+                OnMissingRecord::Drop => OnMissing::Drop,
+                OnMissingRecord::Default(reward) => OnMissing::Default(reward),
+            },
+            aggregate: match aggregate {
+                AggregateRecord::First => Aggregate::First,
+                AggregateRecord::Last => Aggregate::Last,
+                AggregateRecord::Sum => Aggregate::Sum,
+                AggregateRecord::Mean => Aggregate::Mean,
+                AggregateRecord::Max => Aggregate::Max,
+                AggregateRecord::Min => Aggregate::Min,
+            },
+            pending_max: limit(pending_max),
+            pending_bytes_max: limit(pending_bytes_max),
+            remembered_max: limit(remembered_max),
+        }
+    }
 }
 
 /// A request's id, shared between a map and its index.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Id(Arc<str>);
 
-/// Where a request is: never in both at a time.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-enum State<W, F> {
-    Waiting(W),
-    Finished(F),
-}
-
 /// A request that is not finished: an open query, or at least one early reward.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 struct Waiting<P> {
     query: Option<Asked<P>>,
     rewards: Rewards,
 }
 
 /// A query whose window is open.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 struct Asked<P> {
     ts_ms: i64,
     payload: P,
@@ -672,7 +747,7 @@ struct Asked<P> {
 /// Rewards of a request, by identity.
 type Rewards = BTreeMap<u64, Held>;
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 struct Held {
     ts_ms: i64,
     reward: f64,
@@ -680,7 +755,7 @@ struct Held {
 }
 
 /// What is remembered of a finished request.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 struct Finished {
     /// Event time of the query.
     ts_ms: i64,
@@ -846,6 +921,28 @@ impl<P: Payload> Waiting<P> {
         REQUEST_BYTES + id.as_str().len() + payload + rewards
     }
 
+    fn to_record(&self) -> RequestRecord<&P> {
+        let query = self.query.as_ref().map(|asked| QueryRecord { ts_ms: asked.ts_ms, decision: &asked.payload });
+        let reward = |(&identity, held): (&u64, &Held)| {
+            let Held { ts_ms, reward, arrival } = *held;
+            RewardRecord { identity, ts_ms, reward, arrival }
+        };
+        RequestRecord::Pending(PendingRecord { query, rewards: self.rewards.iter().map(reward).collect() })
+    }
+
+    /// As it was saved; `None` if it has no content, or its rewards are not in order or not finite.
+    fn from_record(record: PendingRecord<P>) -> Option<Self> {
+        let PendingRecord { query, rewards } = record;
+        let in_order = rewards.is_sorted_by(|a, b| a.identity < b.identity);
+        let is_sound = in_order && rewards.iter().all(|reward| reward.reward.is_finite());
+        if !is_sound || query.is_none() && rewards.is_empty() {
+            return None;
+        }
+        let query = query.map(|QueryRecord { ts_ms, decision }| Asked { ts_ms, payload: decision });
+        let held = |RewardRecord { identity, ts_ms, reward, arrival }| (identity, Held { ts_ms, reward, arrival });
+        Some(Self { query, rewards: rewards.into_iter().map(held).collect() })
+    }
+
     /// The request's entries in the index of rewards without a query.
     fn early(&self, id: &Id) -> impl Iterator<Item = (i64, Id, u64)> {
         self.rewards.iter().map(|(&identity, held)| (held.ts_ms, id.clone(), identity))
@@ -872,6 +969,19 @@ impl Memory {
         {
             self.entries += 1;
             self.touched.add(&id);
+        }
+    }
+
+    /// Remembers every request at least until a window of this length is past.
+    fn keep_for(&mut self, window_ms: u64) {
+        for (id, finished) in &mut self.finished {
+            let until_ms = later(finished.ts_ms, window_ms);
+            if until_ms > finished.until_ms {
+                self.ends.remove(&(finished.until_ms, id.clone()));
+                self.ends.insert((until_ms, id.clone()));
+                finished.until_ms = until_ms;
+                self.touched.add(id);
+            }
         }
     }
 
@@ -909,6 +1019,18 @@ impl Finished {
     fn entries(&self) -> usize {
         1 + self.seen.len()
     }
+
+    fn to_record<D>(&self) -> RequestRecord<D> {
+        let Self { ts_ms, until_ms, settled, ref seen } = *self;
+        RequestRecord::Finished(FinishedRecord { ts_ms, until_ms, settled, seen: seen.iter().copied().collect() })
+    }
+
+    /// As it was saved; `None` if its identities are not in order.
+    fn from_record(record: FinishedRecord) -> Option<Self> {
+        let FinishedRecord { ts_ms, until_ms, settled, seen } = record;
+        let in_order = seen.is_sorted_by(|a, b| a < b);
+        in_order.then(|| Self { ts_ms, until_ms, settled, seen: seen.into_iter().collect() })
+    }
 }
 
 impl Aggregate {
@@ -929,18 +1051,6 @@ impl Aggregate {
     }
 }
 
-impl<P: Serialize> Serialize for Pool<P> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.requests.serialize(serializer)
-    }
-}
-
-impl Serialize for Memory {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.finished.serialize(serializer)
-    }
-}
-
 impl Id {
     fn as_str(&self) -> &str {
         &self.0
@@ -957,12 +1067,6 @@ impl From<&str> for Id {
 impl Borrow<str> for Id {
     fn borrow(&self) -> &str {
         &self.0
-    }
-}
-
-impl Serialize for Id {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
     }
 }
 
@@ -1186,6 +1290,43 @@ mod tests {
     }
 
     #[test]
+    fn a_longer_window_reopens_nothing() {
+        let run = |joiner: &mut Joiner<Size>, events: &str| -> Vec<String> {
+            let joined = events.split(", ").flat_map(|event| Event::parse(event).feed(joiner));
+            joined.map(|joined| format!("{}@{}", joined.request_id, joined.ts_ms)).collect()
+        };
+        let short = JoinSpec { remember_ms: 0, ..WIDE };
+        let long = JoinSpec { window_ms: 100, ..short.clone() };
+        let mut joiner = exact(short.clone());
+        assert_eq!(run(&mut joiner, "q a 0, r a 0 1, q b 15, r b 15 1, t 20"), ["a@0", "b@15"]);
+        assert_eq!((joiner.load().remembered, joiner.horizon_ms), (1, None), "a is forgotten, b is not");
+        joiner.track_changes();
+        changes(&mut joiner);
+        joiner.set_spec(long.clone());
+        assert_eq!((joiner.horizon_ms, changes(&mut joiner).as_str()), (Some(10), "b finished"));
+        // The window of a has closed; that of c would still be open; b is remembered for the longer window.
+        assert_eq!(run(&mut joiner, "q a 0, q c 9, q d 10, r d 10 1, t 50, q b 15"), ["d@10"]);
+        let queries = joiner.counts().queries;
+        assert_eq!((queries.late, queries.duplicate), (2, 1));
+        joiner.set_spec(short);
+        assert_eq!(joiner.horizon_ms, Some(10), "a shorter window closes more than the horizon does");
+        joiner.set_spec(long);
+        assert_eq!(joiner.horizon_ms, Some(40));
+    }
+
+    #[test]
+    fn the_horizon_stays_where_the_window_does() {
+        let mut joiner = exact(WIDE);
+        Event::parse("t 100").feed(&mut joiner);
+        let record = joiner.to_record();
+        joiner.set_spec(WIDE);
+        assert_eq!(joiner.to_record(), record);
+        joiner.set_spec(JoinSpec { early_ms: 50, remember_ms: 70, pending_max: 7, ..WIDE });
+        joiner.set_spec(JoinSpec { window_ms: 9, ..WIDE });
+        assert_eq!(joiner.horizon_ms, None);
+    }
+
+    #[test]
     fn the_oldest_are_evicted() {
         check(
             JoinSpec { pending_max: 2, aggregate: Aggregate::Sum, ..WIDE },
@@ -1344,10 +1485,10 @@ mod tests {
         joiner.track_changes();
         let mut stored = Stored { joiner, records: BTreeMap::new() };
         stored.save();
-        let (saved, head) = (stored.records.clone(), stored.joiner.head());
-        let from = |id: &str| (id.to_owned(), decode(&saved[id]));
+        let (saved, head) = (stored.records.clone(), stored.joiner.to_record());
+        let from = |id: &str| (id.to_owned(), RequestRecord::open(&saved[id]).unwrap());
         let all = || saved.keys().map(|id| from(id)).collect::<Records>();
-        let refused = |damage: &dyn Fn(&mut JoinHead, &mut Records)| {
+        let refused = |damage: &dyn Fn(&mut JoinRecord, &mut Records)| {
             let (mut head, mut records) = (head.clone(), all());
             damage(&mut head, &mut records);
             assert_eq!(Joiner::restore(head, records).unwrap_err(), BadJoin);
@@ -1369,9 +1510,35 @@ mod tests {
             records.push(("a".into(), from("f").1));
         });
         refused(&|_, records| {
-            let nothing = Waiting { query: None, rewards: Rewards::new() };
-            records.push(("new".into(), Record(State::Waiting(nothing))));
+            let nothing = PendingRecord { query: None, rewards: Vec::new() };
+            records.push(("new".into(), RequestRecord::Pending(nothing)));
         });
+        // Rewards are finite, and identities in order, so that a record has one encoding.
+        let reward = RewardRecord { identity: 2, ts_ms: 21, reward: 1.0, arrival: 1 };
+        let swap = |head: &mut JoinRecord, records: &mut Records, rewards: Vec<RewardRecord>| {
+            records.retain(|(id, _)| id != "b");
+            head.counts.rewards.read += rewards.len() as u64 - 1;
+            head.counts.rewards.pending += rewards.len() as u64 - 1;
+            records.push(("b".into(), RequestRecord::Pending(PendingRecord { query: None, rewards })));
+        };
+        let (mut sound_head, mut sound) = (head.clone(), all());
+        swap(&mut sound_head, &mut sound, vec![RewardRecord { identity: 1, ..reward }, reward]);
+        assert!(Joiner::restore(sound_head, sound).is_ok());
+        refused(&|head, records| swap(head, records, vec![reward, RewardRecord { identity: 1, ..reward }]));
+        refused(&|head, records| swap(head, records, vec![reward, reward]));
+        refused(&|head, records| swap(head, records, vec![RewardRecord { reward: f64::NAN, ..reward }]));
+        refused(&|head, records| {
+            head.remembered += 2;
+            records.retain(|(id, _)| id != "f");
+            let f = FinishedRecord { ts_ms: 0, until_ms: 25, settled: false, seen: vec![2, 1] };
+            records.push(("f".into(), RequestRecord::Finished(f)));
+        });
+        refused(&|head, _| {
+            head.counts.queries.read += COUNT_MAX;
+            head.counts.queries.late += COUNT_MAX;
+        });
+        refused(&|head, _| head.clock.newest.most = 0);
+        refused(&|head, _| head.clock.time_ms = None);
         refused(&|head, _| head.counts.queries.read += 1);
         refused(&|head, _| head.counts.rewards.orphaned += 1);
         refused(&|head, _| {
@@ -1395,12 +1562,17 @@ mod tests {
         }
 
         #[test]
-        fn goes_on_under_another_rule((spec, next, events) in (any_spec(), any_spec(), any_events())) {
+        fn goes_on_under_another_rule(
+            (spec, next, events) in prop_oneof![
+                (any_spec(), any_spec(), any_events()).boxed(),
+                (extreme_spec(), extreme_spec(), extreme_events()).boxed(),
+            ],
+        ) {
             let (mut joiner, mut naive) = (exact(spec.clone()), Naive::new(spec));
             for (i, event) in events.iter().enumerate() {
                 if i == events.len() / 2 {
                     joiner.set_spec(next.clone());
-                    naive.spec = next.clone();
+                    naive.set_spec(next.clone());
                 }
                 compare_step(&mut joiner, &mut naive, event)?;
             }
@@ -1427,7 +1599,42 @@ mod tests {
                 }
                 for run in &runs[1..] {
                     prop_assert_eq!(run.joiner.load(), runs[0].joiner.load());
-                    prop_assert_eq!(encode(&run.joiner), encode(&runs[0].joiner));
+                    prop_assert_eq!(run.joiner.to_record(), runs[0].joiner.to_record());
+                    prop_assert_eq!(records(&run.joiner), records(&runs[0].joiner));
+                }
+            }
+        }
+
+        /// Every request has one query, sent any number of times.
+        #[test]
+        fn whatever_the_rules_no_request_is_learned_twice(
+            (first, asked, steps) in (
+                unbounded_spec(),
+                vec(0..80_i64, 1..8),
+                vec((any::<prop::sample::Index>(), 0..12_u8, 0..12_i64, option::weighted(0.1, unbounded_spec())), 1..80),
+            ),
+        ) {
+            let mut run = Stored { joiner: exact(first), records: BTreeMap::new() };
+            run.joiner.track_changes();
+            let (mut learned, mut now) = (BTreeSet::new(), 0);
+            for (request, kind, by, restart) in steps {
+                let request = request.index(asked.len());
+                let (id, asked_ms) = (format!("r{request}"), asked[request]);
+                let event = match kind {
+                    0..5 => Event::Query { id, ts: asked_ms, size: 1 },
+                    5..9 => Event::Reward { id, ts: asked_ms + by, reward: 1.0, event_id: None },
+                    _ => {
+                        now += by;
+                        Event::Retired(now)
+                    }
+                };
+                for joined in run.feed(&event) {
+                    prop_assert!(learned.insert(joined.request_id.clone()), "{} was learned twice", joined.request_id);
+                }
+                if let Some(spec) = restart {
+                    run.save();
+                    run = run.restored();
+                    run.joiner.set_spec(spec);
                 }
             }
         }
@@ -1536,7 +1743,7 @@ mod tests {
         Ok(())
     }
 
-    type Records = Vec<(String, Record<Size>)>;
+    type Records = Vec<(String, RequestRecord<Size>)>;
 
     /// A joiner with its records as they would be on disk.
     struct Stored {
@@ -1555,7 +1762,7 @@ mod tests {
             self.joiner.take_changes(|id, record| {
                 taken.push(id.to_owned());
                 match record {
-                    Some(record) => drop(self.records.insert(id.to_owned(), encode(&record))),
+                    Some(record) => drop(self.records.insert(id.to_owned(), record.seal())),
                     None => drop(self.records.remove(id)),
                 }
             });
@@ -1563,16 +1770,15 @@ mod tests {
         }
 
         fn restored(&self) -> Self {
-            let head = decode(&encode(&self.joiner.head()));
-            let records = self.records.iter().map(|(id, bytes)| (id.clone(), decode(bytes)));
-            Self { joiner: Joiner::restore(head, records).unwrap(), records: self.records.clone() }
+            let records = self.records.iter().map(|(id, bytes)| (id.clone(), RequestRecord::open(bytes).unwrap()));
+            let joiner = Joiner::restore(self.joiner.to_record(), records).unwrap();
+            Self { joiner, records: self.records.clone() }
         }
     }
 
     /// All records at present, tracked or not.
     fn records(joiner: &Joiner<Size>) -> BTreeMap<String, Vec<u8>> {
-        let ids = joiner.pool.requests.keys().chain(joiner.memory.finished.keys());
-        ids.map(|id| (id.as_str().to_owned(), encode(&joiner.record(id.as_str()).unwrap()))).collect()
+        joiner.requests().map(|(id, record)| (id.to_owned(), record.seal())).collect()
     }
 
     /// The changes by name: waiting, finished or gone.
@@ -1580,23 +1786,13 @@ mod tests {
         let mut parts = Vec::new();
         joiner.take_changes(|id, record| {
             let state = match record {
-                Some(RecordRef(State::Waiting(_))) => "waiting",
-                Some(RecordRef(State::Finished(_))) => "finished",
+                Some(RequestRecord::Pending(_)) => "waiting",
+                Some(RequestRecord::Finished(_)) => "finished",
                 None => "gone",
             };
             parts.push(format!("{id} {state}"));
         });
         parts.join(", ")
-    }
-
-    fn encode(value: &impl Serialize) -> Vec<u8> {
-        bincode::serde::encode_to_vec(value, bincode::config::standard()).unwrap()
-    }
-
-    fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> T {
-        let (value, length) = bincode::serde::decode_from_slice(bytes, bincode::config::standard()).unwrap();
-        assert_eq!(length, bytes.len());
-        value
     }
 
     fn any_spec() -> impl Strategy<Value = JoinSpec> {
@@ -1606,6 +1802,11 @@ mod tests {
             prop_oneof![0..6usize, Just(1000)],
         );
         spec(0..9u64, bounds)
+    }
+
+    /// Any rule under which nothing is evicted.
+    fn unbounded_spec() -> impl Strategy<Value = JoinSpec> {
+        spec(prop_oneof![0..9u64, 0..60u64], (Just(1000), Just(1 << 20), Just(1000)))
     }
 
     fn extreme_spec() -> impl Strategy<Value = JoinSpec> {
@@ -1743,6 +1944,8 @@ mod tests {
     struct Naive {
         spec: JoinSpec,
         time: Option<i64>,
+        /// What a window has closed under any rule so far.
+        horizon: i128,
         queries: Vec<NaiveQuery>,
         rewards: Vec<NaiveReward>,
     }
@@ -1782,7 +1985,19 @@ mod tests {
 
     impl Naive {
         fn new(spec: JoinSpec) -> Self {
-            Self { spec, time: None, queries: Vec::new(), rewards: Vec::new() }
+            Self { spec, time: None, horizon: i128::MIN, queries: Vec::new(), rewards: Vec::new() }
+        }
+
+        fn set_spec(&mut self, spec: JoinSpec) {
+            if let Some(time) = self.time {
+                self.horizon = self.horizon.max(i128::from(time) - i128::from(self.spec.window_ms));
+            }
+            self.spec = spec;
+            for q in 0..self.queries.len() {
+                let deadline = self.deadline(q).min(i128::from(i64::MAX));
+                let until = &mut self.queries[q].until;
+                *until = until.map(|until| until.max(deadline));
+            }
         }
 
         fn step(&mut self, event: &Event) -> Vec<Joined<Size>> {
@@ -1864,7 +2079,9 @@ mod tests {
         fn fate_of_query(&self, id: &str, ts: i64) -> Fate {
             if self.open(id).is_some() || self.remembered(id).is_some() {
                 Fate::Duplicate
-            } else if i128::from(self.time.unwrap()) > i128::from(ts) + i128::from(self.spec.window_ms) {
+            } else if i128::from(self.time.unwrap()) > i128::from(ts) + i128::from(self.spec.window_ms)
+                || i128::from(ts) < self.horizon
+            {
                 Fate::Late
             } else {
                 Fate::Pending

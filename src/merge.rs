@@ -16,10 +16,9 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
-use serde::{Deserialize, Serialize};
-
 use crate::engine::Input;
 use crate::event_time::{CONFIRMATIONS, EventTime};
+use crate::wire::records::head::{MergeRecord, PositionRecord};
 
 /// An event with its position.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,7 +82,7 @@ pub enum Next {
 }
 
 /// Progress in a log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Position {
     /// All events before this offset are done.
     pub floor: u64,
@@ -119,10 +118,22 @@ impl Position {
             run.1 = run.1.min(length);
         }
     }
+
+    /// As it is saved.
+    pub fn to_record(&self) -> PositionRecord {
+        let Self { floor, floor_line, read, ref done, ref time } = *self;
+        PositionRecord { floor, floor_line, read, done: done.clone(), time: time.to_record() }
+    }
+
+    /// As it was saved; `None` if the record contradicts itself.
+    pub fn from_record(record: PositionRecord) -> Option<Self> {
+        let PositionRecord { floor, floor_line, read, done, time } = record;
+        Some(Self { floor, floor_line, read, done, time: EventTime::from_record(time)? })
+    }
 }
 
 /// Saved state of a merge.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MergeState {
     /// Positions of the logs that were begun, by the name of the log.
     pub positions: BTreeMap<String, Position>,
@@ -132,35 +143,18 @@ pub struct MergeState {
     pub out_of_order: u64,
 }
 
-/// The same in format version 1.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct MergeStateV1 {
-    positions: BTreeMap<String, PositionV1>,
-    last_ms: Option<i64>,
-    out_of_order: u64,
-}
+impl MergeState {
+    /// As it is saved.
+    pub fn to_record(&self) -> MergeRecord {
+        let positions = self.positions.iter().map(|(name, position)| (name.clone(), position.to_record())).collect();
+        MergeRecord { positions, last_ms: self.last_ms, out_of_order: self.out_of_order }
+    }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct PositionV1 {
-    floor: u64,
-    floor_line: u64,
-    read: u64,
-    ahead: BTreeSet<u64>,
-    newest_ms: Option<i64>,
-}
-
-impl From<MergeStateV1> for MergeState {
-    /// A single event could set that version's times to anything, so they are found again from the floor on.
-    fn from(old: MergeStateV1) -> Self {
-        let position = |old: PositionV1| Position {
-            floor: old.floor,
-            floor_line: old.floor_line,
-            read: old.read,
-            done: old.ahead.into_iter().map(|start| (start, start.saturating_add(1))).collect(),
-            ..Position::default()
-        };
-        let positions = old.positions.into_iter().map(|(name, old)| (name, position(old))).collect();
-        Self { positions, last_ms: None, out_of_order: old.out_of_order }
+    /// As it was saved; `None` if the record contradicts itself.
+    pub fn from_record(record: MergeRecord) -> Option<Self> {
+        let MergeRecord { positions, last_ms, out_of_order } = record;
+        let positions = positions.into_iter().map(|(name, position)| Some((name, Position::from_record(position)?)));
+        Some(Self { positions: positions.collect::<Option<_>>()?, last_ms, out_of_order })
     }
 }
 

@@ -3,17 +3,18 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 use crate::config::Settings;
 use crate::engine::EngineHead;
 use crate::event::Name;
-use crate::merge::{MergeState, MergeStateV1};
-use crate::wire::envelope::{self, Damaged, Kind};
+use crate::merge::MergeState;
+use crate::wire::envelope::Damaged;
 use crate::wire::params::STAMP_MAX;
+use crate::wire::records::Record;
+use crate::wire::records::head::HeadRecord;
+pub use crate::wire::records::head::{Audit, Publication, SharedHead};
 
 /// The head of a snapshot.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct LaneHead {
     /// The engine's own head.
     pub engine: EngineHead,
@@ -31,36 +32,6 @@ pub struct LaneHead {
     pub created_ms: u64,
 }
 
-/// Which parameters were published.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Publication {
-    /// Examples in applied batches.
-    pub version: u64,
-    /// Publications at this version before this one.
-    pub revision: u64,
-}
-
-const VERSION: u16 = 2;
-
-/// The head in format version 1.
-#[derive(Deserialize)]
-struct LaneHeadV1 {
-    engine: EngineHead,
-    merge: MergeStateV1,
-    epoch: u64,
-    publications: BTreeMap<Name, Publication>,
-    configuration: String,
-    audit_bytes: u64,
-    created_ms: u64,
-}
-
-impl From<LaneHeadV1> for LaneHead {
-    fn from(old: LaneHeadV1) -> Self {
-        let LaneHeadV1 { engine, merge, epoch, publications, configuration, audit_bytes, created_ms } = old;
-        Self { engine, merge: merge.into(), epoch, publications, configuration, audit_bytes, created_ms }
-    }
-}
-
 /// The next epoch. Saturates at the largest that parameters can carry: it must never wrap to 0, which routers would take
 /// for older than everything they have.
 pub fn next_epoch(epoch: u64) -> u64 {
@@ -70,45 +41,18 @@ pub fn next_epoch(epoch: u64) -> u64 {
     epoch + 1
 }
 
-/// The head of a snapshot in shared storage; wraps the head of the lane.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SharedHead {
-    /// The instance that wrote it.
-    pub instance: String,
-    /// Number of partitions that the spaces were distributed over.
-    pub partitions: u32,
-    /// For every instance that owned the lane: the length of its log of applied requests, and the term in which it last
-    /// owned the lane. That prefix of the log is contained in this state or an earlier one; nothing beyond it is.
-    pub audits: BTreeMap<String, Audit>,
-    /// Number of ownership changes so far.
-    pub term: u64,
-    /// The lane's own head, sealed.
-    pub lane: Vec<u8>,
-}
-
-/// The log of applied requests of one instance for a lane.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Audit {
-    /// Length in bytes.
-    pub bytes: u64,
-    /// The term in which it last grew.
-    pub term: u64,
-}
-
-const SHARED_VERSION: u16 = 1;
-
 /// Maximum number of instances to remember. Beyond it, the least recent owners are dropped.
 const AUDITS_MAX: usize = 1000;
 
 impl SharedHead {
     /// As bytes.
     pub fn seal(&self) -> Vec<u8> {
-        envelope::seal(Kind::Shared, SHARED_VERSION, self)
+        Record::seal(self)
     }
 
     /// From bytes.
     pub fn open(bytes: &[u8]) -> Result<Self, Damaged> {
-        envelope::unseal(Kind::Shared, SHARED_VERSION, bytes)
+        Record::open(bytes)
     }
 
     /// Records the current length of the writer's log.
@@ -125,16 +69,36 @@ impl SharedHead {
 impl LaneHead {
     /// As bytes.
     pub fn seal(&self) -> Vec<u8> {
-        envelope::seal(Kind::Snapshot, VERSION, self)
+        let Self { engine, merge, epoch, publications, configuration, audit_bytes, created_ms } = self;
+        let record = HeadRecord {
+            queries_dead: engine.queries_dead,
+            rewards_dead: engine.rewards_dead,
+            merge: merge.to_record(),
+            epoch: *epoch,
+            publications: publications.clone(),
+            configuration: configuration.clone(),
+            audit_bytes: *audit_bytes,
+            created_ms: *created_ms,
+        };
+        record.seal()
     }
 
     /// From bytes.
     pub fn open(bytes: &[u8]) -> Result<Self, Damaged> {
-        let (version, payload) = envelope::open(Kind::Snapshot, VERSION, bytes)?;
-        match version {
-            1 => envelope::decode::<LaneHeadV1>(payload).map(Self::from),
-            _ => envelope::decode(payload),
-        }
+        let HeadRecord {
+            queries_dead,
+            rewards_dead,
+            merge,
+            epoch,
+            publications,
+            configuration,
+            audit_bytes,
+            created_ms,
+        } = HeadRecord::open(bytes)?;
+        let bad_clock = || Damaged::Corrupt("the time of a log contradicts itself".to_owned());
+        let merge = MergeState::from_record(merge).ok_or_else(bad_clock)?;
+        let engine = EngineHead { queries_dead, rewards_dead };
+        Ok(Self { engine, merge, epoch, publications, configuration, audit_bytes, created_ms })
     }
 
     /// Configuration keys that differ from `settings`, with their old and new values.
@@ -213,7 +177,7 @@ mod tests {
         #[test]
         fn arbitrary_bytes_are_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             prop_assert!(LaneHead::open(&bytes).is_err());
-            let _ = envelope::decode::<LaneHead>(&bytes);
+            let _ = crate::wire::envelope::decode::<HeadRecord>(&bytes);
         }
     }
 }

@@ -355,7 +355,7 @@ fn as_json(lane: &str, opened: &Opened) -> Value {
         "epoch": opened.head.epoch,
         "created_ms": opened.head.created_ms,
         "publications": opened.head.publications,
-        "positions": opened.head.merge.positions,
+        "positions": opened.head.merge.to_record().positions,
     });
     if let (Some(value), Value::Object(more)) = (value.as_object_mut(), more) {
         value.extend(more);

@@ -15,11 +15,11 @@
 //!
 //! Fewer than eight events can be ahead of the eighth largest timestamp, so at most seven are held per space.
 
-use serde::{Deserialize, Serialize};
-
-use super::{Input, Side};
+use super::{Event, Input, Side};
+use crate::event::Name;
 use crate::event_time::Largest;
 use crate::wire::events::Parser;
+use crate::wire::records::space::{HeldRecord, ProbationRecord, SideRecord};
 
 /// How many later events of the same side contradict one that is ahead of all of them.
 pub(super) const CONTRADICTIONS: usize = 64;
@@ -47,27 +47,6 @@ pub(super) struct Held {
     pub(super) place: String,
     pub(super) input: Input,
 }
-
-/// What is saved of them.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct SavedProbation {
-    trusted_ms: Option<i64>,
-    recent: [Largest; 2],
-    held: Vec<SavedHeld>,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct SavedHeld {
-    ts_ms: i64,
-    after_ms: i64,
-    is_taken: bool,
-    place: String,
-    side: Side,
-    bytes: Vec<u8>,
-}
-
-/// What a digest covers of a held event: not where it was read.
-type Digested<'a> = (i64, bool, Side, &'a [u8]);
 
 impl Probation {
     pub(super) fn new() -> Self {
@@ -156,36 +135,51 @@ impl Probation {
         self.held.iter().filter(|held| !held.is_taken && held.input.side == side).count() as u64
     }
 
-    /// What a digest covers.
-    pub(super) fn digested(&self) -> (Option<i64>, &[Largest; 2], Vec<Digested<'_>>) {
-        let all =
-            self.held.iter().map(|held| (held.ts_ms, held.is_taken, held.input.side, held.input.bytes.as_slice()));
-        (self.trusted_ms, &self.recent, all.collect())
+    /// As it is saved.
+    pub(super) fn to_record(&self) -> ProbationRecord {
+        let [recent_queries, recent_rewards] = self.recent.each_ref().map(Largest::to_record);
+        let held = self.held.iter().map(Held::to_record).collect();
+        ProbationRecord { trusted_ms: self.trusted_ms, recent_queries, recent_rewards, held }
     }
 
-    pub(super) fn save(&self) -> SavedProbation {
-        let held = self.held.iter().map(|held| SavedHeld {
-            ts_ms: held.ts_ms,
-            after_ms: held.after_ms,
-            is_taken: held.is_taken,
-            place: held.place.clone(),
-            side: held.input.side,
-            bytes: held.input.bytes.clone(),
-        });
-        SavedProbation { trusted_ms: self.trusted_ms, recent: self.recent.clone(), held: held.collect() }
+    /// As it was saved; `None` if the record contradicts itself.
+    pub(super) fn from_record(record: ProbationRecord, space: &Name, parser: &Parser) -> Option<Self> {
+        let ProbationRecord { trusted_ms, recent_queries, recent_rewards, held } = record;
+        let recent = [Largest::from_record(recent_queries)?, Largest::from_record(recent_rewards)?];
+        let held = held.into_iter().map(|held| Held::from_record(held, space, parser)).collect();
+        Some(Self { trusted_ms, recent, held })
     }
+}
 
-    /// As it was saved; `None` if that contradicts itself.
-    pub(super) fn restore(saved: SavedProbation, parser: &Parser) -> Option<Self> {
-        let SavedProbation { trusted_ms, recent, held } = saved;
-        if !recent.iter().all(Largest::is_sound) {
-            return None;
+impl Held {
+    fn to_record(&self) -> HeldRecord {
+        HeldRecord {
+            ts_ms: self.ts_ms,
+            after_ms: self.after_ms,
+            is_taken: self.is_taken,
+            place: self.place.clone(),
+            side: match self.input.side {
+                Side::Query => SideRecord::Query,
+                Side::Reward => SideRecord::Reward,
+            },
+            bytes: self.input.bytes.clone(),
         }
-        let held = held.into_iter().map(|held| {
-            let SavedHeld { ts_ms, after_ms, is_taken, place, side, bytes } = held;
-            let input = Input::parse(parser, side, bytes, Some(ts_ms));
-            Held { ts_ms, after_ms, is_taken, place, input }
-        });
-        Some(Self { trusted_ms, recent, held: held.collect() })
+    }
+
+    /// Parses the event again. Its time and its space are what they were when it was held, however the configuration maps
+    /// fields now.
+    fn from_record(record: HeldRecord, space: &Name, parser: &Parser) -> Self {
+        let HeldRecord { ts_ms, after_ms, is_taken, place, side, bytes } = record;
+        let side = match side {
+            SideRecord::Query => Side::Query,
+            SideRecord::Reward => Side::Reward,
+        };
+        let mut input = Input::parse(parser, side, bytes, Some(ts_ms));
+        match &mut input.event {
+            Ok(Event::Query(event)) => (event.ts_ms, event.space) = (ts_ms, space.clone()),
+            Ok(Event::Reward(event)) => (event.ts_ms, event.space) = (ts_ms, space.clone()),
+            Err(_) => {}
+        }
+        Self { ts_ms, after_ms, is_taken, place, input }
     }
 }

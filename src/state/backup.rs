@@ -34,7 +34,7 @@ impl Record for Backup {
     const VERSION: u16 = 1;
 
     fn upgrade(version: u16, _: &[u8]) -> Result<Self, Damaged> {
-        Err(Damaged::Corrupt(format!("there is no version {version} of a backup")))
+        Err(Damaged::unknown_version(version))
     }
 }
 

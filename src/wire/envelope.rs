@@ -4,6 +4,9 @@
 //! "POINTSMN" | kind: u16 | version: u16 | length of payload: u64 | payload | xxh3 of all before: u64    little-endian
 //! ```
 //!
+//! Records that are too many for an envelope have one version byte before the payload ([`seal_short`]); the store beneath has
+//! their checksum.
+//!
 //! The payload is bincode. bincode is unmaintained; the envelope permits a later change of the encoding.
 
 use serde::Serialize;
@@ -30,6 +33,8 @@ pub enum Kind {
     Snapshot = 3,
     /// The head of a snapshot that instances share.
     Shared = 4,
+    /// What belongs to no space of a lane.
+    Lane = 5,
     /// Complete copies of generations.
     Backup = 6,
 }
@@ -59,6 +64,13 @@ pub enum Damaged {
     /// Its bytes were truncated or changed.
     #[error("the data is damaged: {0}")]
     Corrupt(String),
+}
+
+impl Damaged {
+    /// A version that was never written.
+    pub fn unknown_version(version: u16) -> Self {
+        Self::Corrupt(format!("no release wrote format version {version}"))
+    }
 }
 
 /// Seals a value.
@@ -99,9 +111,21 @@ pub fn open(kind: Kind, newest: u16, bytes: &[u8]) -> Result<(u16, &[u8]), Damag
     Ok((version, &body[HEAD..]))
 }
 
-/// Opens an envelope of the only version so far and decodes its payload.
-pub fn unseal<T: DeserializeOwned>(kind: Kind, newest: u16, bytes: &[u8]) -> Result<T, Damaged> {
-    decode(open(kind, newest, bytes)?.1)
+/// Seals a value with a version byte in place of an envelope.
+pub fn seal_short<T: Serialize>(version: u8, value: &T) -> Vec<u8> {
+    let mut bytes = vec![version];
+    bincode::serde::encode_into_std_write(value, &mut bytes, bincode::config::standard())
+        .expect("encoding into memory fails on no type of this crate");
+    bytes
+}
+
+/// Opens what [`seal_short`] sealed; returns its format version and payload.
+pub fn open_short(newest: u8, bytes: &[u8]) -> Result<(u8, &[u8]), Damaged> {
+    match bytes.split_first() {
+        None => Err(Damaged::Corrupt("it is empty".to_owned())),
+        Some((&version, _)) if version > newest => Err(Damaged::Newer { found: version.into(), newest: newest.into() }),
+        Some((&version, payload)) => Ok((version, payload)),
+    }
 }
 
 /// Encodes a payload.
@@ -174,5 +198,8 @@ mod tests {
         assert_eq!(open(Kind::Learner, 3, b"{}"), Err(Damaged::Foreign));
         let newer = seal(Kind::Learner, 4, &());
         assert_eq!(open(Kind::Learner, 3, &newer), Err(Damaged::Newer { found: 4, newest: 3 }));
+        assert_eq!(open_short(3, &seal_short(4, &())), Err(Damaged::Newer { found: 4, newest: 3 }));
+        assert_eq!(open_short(3, &seal_short(2, &7_u8)), Ok((2, &[7][..])));
+        assert!(matches!(open_short(3, &[]), Err(Damaged::Corrupt(_))));
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! `POINTSMAN_BLESS=1 cargo test formats` writes files of the present version that are not there yet.
 
+mod records;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -24,8 +26,12 @@ use pointsman::transport::kafka::state::{Entries, Mirror};
 use pointsman::wire::events::Parser;
 use pointsman::wire::params;
 
+fn golden_dir() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/formats")
+}
+
 fn golden(name: &str, present: &[u8]) -> Vec<u8> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/formats").join(name);
+    let path = golden_dir().join(name);
     if std::env::var_os("POINTSMAN_BLESS").is_some() && !path.exists() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, present).unwrap();

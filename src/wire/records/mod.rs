@@ -7,17 +7,25 @@
 //!
 //! | key | record | framing |
 //! |---|---|---|
-//! | `l` | counts of evicted spaces, limits of dead letters ([`lane`]) | envelope |
+//! | `l` | counts of dropped spaces, volume of dead letters ([`lane`]) | envelope |
 //! | `s` space, `r` space | a space, or a space that has only rewards so far, without learner and requests ([`space`]) | envelope |
-//! | `t` space | the learner of a space ([`learner`]) | envelope |
+//! | `t` space | the learner of a space ([`learner`]); absent while the space has no examples | envelope |
 //! | `p` space `\0` request ID | a request, pending or remembered ([`request`]) | version byte |
+//! | `q` space `\0` request ID | a request as 0.1 wrote it | none |
+//! | `g` | counts of dropped spaces as 0.1 wrote them | none |
+//! | `d` | volume of dead letters as 0.1 wrote it | none |
+//!
+//! The keys of 0.1 are read only. The first snapshot after a restore replaces them by `p` and `l`.
 //!
 //! The head of a snapshot ([`head`]) is not a record: a store keeps it beside them.
 //!
 //! To change a format: copy its struct under the next version, raise `VERSION`, write the conversion, and add a golden file
 //! (`POINTSMAN_BLESS=1 cargo test formats`).
 
+pub mod clock;
+pub mod counts;
 pub mod head;
+pub mod keys;
 pub mod lane;
 pub mod learner;
 pub mod request;
