@@ -113,3 +113,56 @@ impl Unevaluated {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::envelope::encode;
+
+    fn record(fallback_mix: Vec<f64>) -> LearnerRecord {
+        let unevaluated = Unevaluated {
+            algorithm: "uniform".to_owned(),
+            dim: 2,
+            models: vec!["a".to_owned(), "b".to_owned(), "c".to_owned()],
+            generator: GeneratorRecord { seed: [7; 32], stream: 1, word_position: 300 },
+            pending: Vec::new(),
+            reward_mean: RewardMeanRecord { sum: 1.0, weight: 2.0 },
+            reward_sum: 1.0,
+            learned: 2,
+            version: 2,
+            state: AlgorithmRecord::Stateless,
+        };
+        let mut record = unevaluated.without_policy_value();
+        (record.policy_value.fallback_mix, record.policy_value.pays) = (fallback_mix, true);
+        record
+    }
+
+    /// A payload of version 2 in its older layout: `best` in place of an empty mix.
+    fn with_best(best: &[u8]) -> Vec<u8> {
+        let payload = encode(&record(Vec::new()));
+        let (before, end) = payload.split_at(payload.len() - 2);
+        assert_eq!(end, [0, 1], "the length of the mix, and that it pays");
+        [before, best, &[1]].concat()
+    }
+
+    #[test]
+    fn version_2_has_two_layouts() {
+        let mix = record(vec![0.25, 0.25, 0.5]);
+        assert_eq!(upgrade(2, &encode(&mix)).unwrap(), mix);
+        assert_eq!(upgrade(2, &with_best(&[0])).unwrap(), record(Vec::new()));
+        assert_eq!(upgrade(2, &with_best(&[1, 2])).unwrap(), record(vec![0.0, 0.0, 1.0]));
+        assert_eq!(upgrade(2, &with_best(&[1, 3])), Err(Damaged::Corrupt("there is no model 3".to_owned())));
+        assert!(upgrade(2, &with_best(&[2, 3])).is_err());
+    }
+
+    #[test]
+    fn version_1_has_no_policy_value() {
+        let record = record(Vec::new());
+        let payload = encode(&record);
+        let value = encode(&record.policy_value);
+        let upgraded = upgrade(1, &payload[..payload.len() - value.len()]).unwrap();
+        assert!(!upgraded.policy_value.pays && upgraded.policy_value.examples == 0);
+        assert_eq!(LearnerRecord { policy_value: record.policy_value.clone(), ..upgraded }, record);
+        assert!(upgrade(0, &payload).is_err());
+    }
+}
