@@ -181,7 +181,7 @@ impl Worth {
         let PolicyValueRecord { examples: seen, evaluation, rewards, fallback_mix: lean, pays } = record;
         let is_possible =
             |one: &ModelRewardsRecord| one.count <= COUNT_MAX && (0.0..=one.count as f64).contains(&one.sum);
-        let is_mix = lean.is_empty() || (lean.len() == models && lean.iter().all(|p| (0.0..=1.0).contains(p)));
+        let is_mix = lean.is_empty() || (lean.len() == models && is_distribution(&lean));
         let is_sound = rewards.len() == models && rewards.iter().all(is_possible) && is_mix && seen <= COUNT_MAX;
         let mut judge = Judge::from_record(&evaluation, models, POLICIES)?;
         judge.set_window(spec.window);
@@ -264,6 +264,11 @@ impl Worth {
             latest: Verdict::of(&latest, number, self.judge.latest_alpha(spec.alpha)),
         })
     }
+}
+
+/// Whether these are probabilities that sum to 1, to rounding.
+fn is_distribution(p: &[f64]) -> bool {
+    p.iter().all(|p| (0.0..=1.0).contains(p)) && (p.iter().sum::<f64>() - 1.0).abs() <= 1e-9
 }
 
 /// The model that earned the most alone, of those that were played.

@@ -19,8 +19,6 @@
 //!
 //! c is an approximately implicit residual: D stands for the curvature of the mirror map at W.
 
-use std::cmp::Ordering;
-
 use faer::linalg::solvers::Solve;
 use faer::{Mat, Side};
 use serde::{Deserialize, Serialize};
@@ -160,10 +158,12 @@ impl HypentropyRegression {
             return None;
         }
         let repeats = Repeats::from_record(record.repeats)?;
-        // A model that has not learned since fewer queries repeat may still have the rank of then.
-        let ball = match record.ball.rank.cmp(&(spec.ball.rank as u64)) {
-            Ordering::Greater => ball_for(&spec.ball, &repeats, dim),
-            _ => Ball { rank: (RANKS_REPEATED * spec.ball.rank).min(dim), ..spec.ball },
+        let is_lower = record.ball.rank > spec.ball.rank as u64;
+        let ball = if is_lower {
+            ball_for(&spec.ball, &repeats, dim)
+        } else {
+            // A model that was not played since queries repeated more often still has the rank of that time.
+            Ball { rank: (RANKS_REPEATED * spec.ball.rank).min(dim), ..spec.ball }
         };
         let of_model = |one: ModelRegressionRecord| {
             let spectra = Spectra::from_record(one.parameters, &record.ball, spec.mode, &ball, dim, 1)?;

@@ -9,6 +9,8 @@ use pointsman::learner::{BadState, Trainer};
 use proptest::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::size::sized;
+
 const DIM: usize = 40;
 const MODELS: usize = 3;
 
@@ -208,7 +210,7 @@ static SAVED: LazyLock<Vec<(Spec, Vec<u8>)>> = LazyLock::new(|| {
 const HEAD: usize = 20;
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(6000) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(sized(6000, 300_000) as u32) })]
 
     #[test]
     fn damage_is_refused_or_harmless(
@@ -242,6 +244,9 @@ fn use_everything(trainer: &mut Trainer) {
         teach(trainer, 100 + 10 * i..110 + 10 * i);
     }
     trainer.flush();
-    (trainer.policy(), trainer.eigens(), trainer.worth());
-    Trainer::restore(trainer.spec().clone(), &trainer.save()).ok();
+    assert_eq!(trainer.policy().scores.len(), MODELS);
+    assert!(trainer.eigens().iter().flat_map(|eigen| &eigen.lambda).all(|lambda| lambda.is_finite()));
+    serde_json::to_value(trainer.worth()).unwrap();
+    let again = Trainer::restore(trainer.spec().clone(), &trainer.save());
+    assert!(again.is_ok_and(|again| again.save() == trainer.save()));
 }
