@@ -9,6 +9,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::wire::records::learner::ExampleRecord;
+
 /// Name of a space or a model: `[A-Za-z0-9._-]{1,64}`, not starting with a dot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -84,8 +86,7 @@ impl fmt::Display for Name {
 /// A query embedding of unit Euclidean norm.
 ///
 /// Scaling a query by c is the same as scaling (eta, beta, tau) by c², so unit norm is not optional.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(transparent)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Query(Vec<f64>);
 
 /// Why a vector cannot be a [`Query`].
@@ -132,6 +133,13 @@ impl Query {
         Self::new(components.iter().map(|&x| f64::from(x)))
     }
 
+    /// Takes over components of a query that was saved. They are checked, not normalised again: a restored query has the
+    /// bits of the saved one.
+    pub fn from_unit(components: Vec<f64>) -> Option<Self> {
+        let norm = components.iter().map(|x| x * x).sum::<f64>();
+        ((norm - 1.0).abs() < 1e-9).then_some(Self(components))
+    }
+
     /// Checks that the query belongs into a space of this dimension.
     pub fn check_dim(&self, expected: usize) -> Result<(), BadQuery> {
         let found = self.0.len();
@@ -157,23 +165,8 @@ fn scale(q: &mut [f64]) -> Result<(), BadQuery> {
     Ok(())
 }
 
-impl<'de> Deserialize<'de> for Query {
-    /// Reads components that were a query when they were written: checked, not normalised again, so that a restored
-    /// query has the very bits of the saved one.
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let q = Vec::<f64>::deserialize(deserializer)?;
-        let norm = q.iter().map(|x| x * x).sum::<f64>();
-        if (norm - 1.0).abs() < 1e-9 {
-            Ok(Self(q))
-        } else {
-            Err(serde::de::Error::custom("the query is not a unit vector"))
-        }
-    }
-}
-
 /// A query with the decision that was taken on it and the reward that it earned: what a learner learns from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "SavedExample")]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Example {
     query: Query,
     model: usize,
@@ -282,23 +275,17 @@ impl Example {
     pub fn reward(&self) -> f64 {
         self.reward
     }
-}
 
-/// An example as it comes from outside, not yet checked.
-#[derive(Deserialize)]
-struct SavedExample {
-    query: Query,
-    model: usize,
-    propensities: Vec<f64>,
-    policy: Option<Vec<f64>>,
-    reward: f64,
-}
+    /// Its record.
+    pub fn record(&self) -> ExampleRecord {
+        let Self { query: Query(query), model, propensities, policy, reward } = self.clone();
+        ExampleRecord { query, model: model as u64, propensities, policy, reward }
+    }
 
-impl TryFrom<SavedExample> for Example {
-    type Error = BadExample;
-
-    fn try_from(saved: SavedExample) -> Result<Self, BadExample> {
-        Self::new(saved.query, saved.model, saved.propensities, saved.policy, saved.reward)
+    /// Restores a record; none if it holds impossible values.
+    pub fn from_record(record: ExampleRecord) -> Option<Self> {
+        let ExampleRecord { query, model, propensities, policy, reward } = record;
+        Self::new(Query::from_unit(query)?, usize::try_from(model).ok()?, propensities, policy, reward).ok()
     }
 }
 

@@ -6,6 +6,8 @@ use pointsman::event::{Name, Query};
 use pointsman::learner::Trainer;
 use pointsman::router::{DrawKey, Params, Router};
 use pointsman::wire::params;
+use pointsman::wire::records::Record;
+use pointsman::wire::records::learner::LearnerRecord;
 
 use crate::support::machine::{Machine, bandwidth};
 use crate::support::{fastest, timed};
@@ -18,7 +20,7 @@ pub fn routing(trainer: &Trainer, rank: usize, machine: &Machine) -> Vec<Stage> 
     let floats: Vec<&[f32]> = parameters.policy.scores.iter().map(|form| form.eigenvectors.as_slice()).collect();
     let text = serde_json::to_vec(&floats).expect("numbers");
     let saved = trainer.save();
-    let eigens = trainer.eigens();
+    let record = LearnerRecord::open(&saved).expect("what was saved");
     let stage = |name, time, limit, alternative| Stage {
         name,
         rank: Some(rank),
@@ -36,7 +38,7 @@ pub fn routing(trainer: &Trainer, rank: usize, machine: &Machine) -> Vec<Stage> 
                 timed(|| drop(black_box(serde_json::from_slice::<Vec<Vec<f32>>>(&text).expect("what was written"))))
             },
             &mut || timed(|| drop(black_box(trainer.save()))),
-            &mut || timed(|| drop(black_box(serde_json::to_vec(&eigens).expect("numbers")))),
+            &mut || timed(|| drop(black_box(serde_json::to_vec(&record).expect("numbers")))),
         ],
     );
     vec![

@@ -14,15 +14,18 @@
 
 use std::ops::AddAssign;
 
-use serde::{Deserialize, Serialize};
+use crate::wire::records::learner::value::BoundRecord;
 
 /// Sums over events; those of two stretches of events, added, are those of both.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Bounded {
     number: u64,
     sum: f64,
     variation: f64,
 }
+
+/// The most examples that a record may count: far beyond any stream, and sums of such counts do not overflow.
+pub const COUNT_MAX: u64 = 1 << 53;
 
 /// l_k = LARGEST / 2^k for k below RATES, all with the same weight.
 const LARGEST: f64 = 0.5;
@@ -60,9 +63,24 @@ impl Bounded {
         ((self.sum - reach(self.variation, alpha)) / self.number as f64).max(0.0)
     }
 
-    /// Whether a state from outside can be gone on with.
-    pub fn is_sound(&self) -> bool {
-        self.sum >= 0.0 && self.sum.is_finite() && self.variation >= 0.0 && self.variation.is_finite()
+    /// The record of its state.
+    pub fn record(&self) -> BoundRecord {
+        let Self { number, sum, variation } = *self;
+        BoundRecord { count: number, sum, variation }
+    }
+
+    /// Restores a record; none if it holds impossible values.
+    pub fn from_record(record: &BoundRecord) -> Option<Self> {
+        let &BoundRecord { count: number, sum, variation } = record;
+        Some(Self { number, sum, variation }).filter(Self::is_sound)
+    }
+
+    fn is_sound(&self) -> bool {
+        self.number <= COUNT_MAX
+            && self.sum >= 0.0
+            && self.sum.is_finite()
+            && self.variation >= 0.0
+            && self.variation.is_finite()
     }
 }
 

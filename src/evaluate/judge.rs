@@ -18,10 +18,11 @@
 use std::collections::VecDeque;
 use std::ops::AddAssign;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use super::confidence::Bounded;
+use super::confidence::{Bounded, COUNT_MAX};
 use super::off_policy::OffPolicy;
+use crate::wire::records::learner::value::{BoundRecord, EstimateRecord, EvaluationRecord};
 
 /// An event that was logged, with what was predicted of it.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +38,7 @@ pub struct Logged<'a> {
 }
 
 /// What one policy would have earned: sums over events, so that those of two stretches can be added.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Estimate {
     weights: OffPolicy,
     robust: f64,
@@ -139,13 +140,30 @@ impl Estimate {
         Range { low: above, high: -below }
     }
 
-    /// Whether a state from outside can be one that is compared with so many models.
-    pub fn is_sound(&self, compared: usize) -> bool {
-        self.over.len() == compared
-            && self.over.iter().chain([&self.value]).flatten().all(Bounded::is_sound)
-            && self.weights.is_sound()
-            && self.robust.is_finite()
-            && self.robust_square.is_finite()
+    fn record(&self) -> EstimateRecord {
+        let pair = |[one, other]: &[Bounded; 2]| [one.record(), other.record()];
+        EstimateRecord {
+            weights: self.weights.record(),
+            robust: self.robust,
+            robust_square: self.robust_square,
+            value: pair(&self.value),
+            lifts: self.over.iter().map(pair).collect(),
+        }
+    }
+
+    /// Restores a record that is compared with so many models; none if it does not fit.
+    fn from_record(record: &EstimateRecord, compared: usize) -> Option<Self> {
+        let pair = |[one, other]: &[BoundRecord; 2]| Some([Bounded::from_record(one)?, Bounded::from_record(other)?]);
+        let estimate = Self {
+            weights: OffPolicy::from_record(&record.weights)?,
+            robust: record.robust,
+            robust_square: record.robust_square,
+            value: pair(&record.value)?,
+            over: record.lifts.iter().map(pair).collect::<Option<_>>()?,
+        };
+        let is_sound =
+            estimate.over.len() == compared && estimate.robust.is_finite() && estimate.robust_square.is_finite();
+        is_sound.then_some(estimate)
     }
 }
 
@@ -176,7 +194,7 @@ impl AddAssign<&Self> for Estimate {
 /// Judges policies, and every model alone, event by event: over all of them, and over the latest.
 ///
 /// Policies may learn from an event after they were judged by it: the estimate is then of the mean of what they were.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Judge {
     models: usize,
     events: u64,
@@ -254,24 +272,47 @@ impl Judge {
             self.block = block;
             self.dropped += self.blocks.len() as u64;
             self.blocks.clear();
-            // The next event begins a block, wherever it stands.
-            self.blocks.push_back(fresh(self.models, self.all.len() - self.models));
+            if !self.events.is_multiple_of(block) {
+                // The next event does not begin a block of itself.
+                self.blocks.push_back(fresh(self.models, self.all.len() - self.models));
+            }
         }
     }
 
-    /// Whether a state from outside can be one of this shape.
-    pub fn is_sound(&self, models: usize, policies: usize) -> bool {
-        let sound = |estimates: &Vec<Estimate>| {
-            let compared = |i: usize| if i < policies { models } else { 0 };
-            estimates.len() == policies + models
-                && estimates.iter().enumerate().all(|(i, estimate)| estimate.is_sound(compared(i)))
+    /// The record of its state.
+    pub fn record(&self) -> EvaluationRecord {
+        let estimates = |estimates: &Vec<Estimate>| estimates.iter().map(Estimate::record).collect();
+        EvaluationRecord {
+            models: self.models as u64,
+            events: self.events,
+            all: estimates(&self.all),
+            block_events: self.block,
+            blocks: self.blocks.iter().map(estimates).collect(),
+            blocks_dropped: self.dropped,
+        }
+    }
+
+    /// Restores a record of this shape; none if it does not fit.
+    pub fn from_record(record: &EvaluationRecord, models: usize, policies: usize) -> Option<Self> {
+        let compared = |i: usize| if i < policies { models } else { 0 };
+        let estimates = |records: &Vec<EstimateRecord>| {
+            let restored = records.iter().enumerate().map(|(i, record)| Estimate::from_record(record, compared(i)));
+            restored.collect::<Option<Vec<Estimate>>>().filter(|estimates| estimates.len() == policies + models)
         };
-        self.models == models
-            && self.block > 0
-            && self.blocks.len() as u64 <= BLOCKS
-            && self.events < u64::MAX / 2
-            && self.dropped < u64::MAX / 2
-            && self.blocks.iter().chain([&self.all]).all(sound)
+        let is_sound = record.models == models as u64
+            && record.block_events > 0
+            && record.blocks.len() as u64 <= BLOCKS
+            && record.events <= COUNT_MAX
+            && record.blocks_dropped <= COUNT_MAX;
+        let judge = Self {
+            models,
+            events: record.events,
+            all: estimates(&record.all)?,
+            block: record.block_events,
+            blocks: record.blocks.iter().map(estimates).collect::<Option<_>>()?,
+            dropped: record.blocks_dropped,
+        };
+        is_sound.then_some(judge)
     }
 }
 
@@ -335,7 +376,7 @@ mod tests {
             assert!(range.low < truth && truth < range.high && range.high - range.low < 0.1, "{range:?} {truth}");
             let expected = truth - BEST_ALONE;
             assert!(lift.low < expected && expected < lift.high && lift.high - lift.low < 0.12, "{lift:?} {expected}");
-            assert!(estimate.doubly_robust_deviation() < 0.01 && estimate.is_sound(2));
+            assert!(estimate.doubly_robust_deviation() < 0.01);
         }
         let effective: Vec<f64> = judged.all().iter().map(Estimate::effective).collect();
         assert!(effective[2] == 40_000.0 && effective[0] < 20_000.0, "{effective:?}");
@@ -346,7 +387,8 @@ mod tests {
                 "{range:?}"
             );
         }
-        assert!(judged.is_sound(2, 3) && !judged.is_sound(3, 3) && !judged.is_sound(2, 2));
+        let restored = |models, policies| Judge::from_record(&judged.record(), models, policies);
+        assert_eq!((restored(2, 3).as_ref(), restored(3, 3), restored(2, 2)), (Some(&judged), None, None));
     }
 
     #[test]
@@ -376,7 +418,8 @@ mod tests {
                 judge.see(&event, &[&[1.0, 0.0]]);
             }
         }
-        assert!(judge.is_sound(2, 1) && judge.all()[0].range(0.05).low >= 0.0);
+        assert!(Judge::from_record(&judge.record(), 2, 1).is_some());
+        assert!(judge.all()[0].range(0.05).low >= 0.0);
     }
 
     #[test]

@@ -9,10 +9,10 @@
 
 use std::ops::AddAssign;
 
-use serde::{Deserialize, Serialize};
+use crate::wire::records::learner::value::WeightsRecord;
 
 /// What a policy would have earned, so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct OffPolicy {
     weight: f64,
     reward: f64,
@@ -48,8 +48,19 @@ impl OffPolicy {
         if self.square > 0.0 { self.weight * self.weight / self.square } else { 0.0 }
     }
 
-    /// Whether a state from outside can be gone on with.
-    pub fn is_sound(&self) -> bool {
+    /// The record of its state.
+    pub fn record(&self) -> WeightsRecord {
+        let Self { weight, reward, square, square_reward, square_reward_square } = *self;
+        WeightsRecord { weight, reward, square, square_reward, square_reward_square }
+    }
+
+    /// Restores a record; none if it holds impossible values.
+    pub fn from_record(record: &WeightsRecord) -> Option<Self> {
+        let &WeightsRecord { weight, reward, square, square_reward, square_reward_square } = record;
+        Some(Self { weight, reward, square, square_reward, square_reward_square }).filter(Self::is_sound)
+    }
+
+    fn is_sound(&self) -> bool {
         let Self { weight, reward, square, square_reward, square_reward_square } = *self;
         [weight, reward, square, square_reward, square_reward_square].iter().all(|x| *x >= 0.0 && x.is_finite())
     }

@@ -17,9 +17,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::confidence::COUNT_MAX;
 use super::judge::{Estimate, Judge, Logged, Range};
 use crate::event::{Example, Name};
 use crate::router::uniform;
+use crate::wire::records::learner::value::{ModelRewardsRecord, PolicyValueRecord};
 
 /// Checked settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -52,7 +54,7 @@ pub struct GuardSpec {
 }
 
 /// What is known of the worth of one learner's policy.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Worth {
     /// Examples that were there to be judged.
     seen: u64,
@@ -162,16 +164,29 @@ impl Worth {
         Self { seen: 0, judge, earned: vec![(0.0, 0); models], lean: Vec::new(), pays: false }
     }
 
-    /// Goes on from a state, if it fits.
-    pub fn restore(spec: &WorthSpec, models: usize, mut state: Self) -> Option<Self> {
-        let sound = state.judge.is_sound(models, POLICIES)
-            && state.earned.len() == models
-            && state.earned.iter().all(|(sum, number)| (0.0..=*number as f64).contains(sum) && *number < u64::MAX / 2)
-            && (state.lean.is_empty()
-                || (state.lean.len() == models && state.lean.iter().all(|p| (0.0..=1.0).contains(p))))
-            && state.seen < u64::MAX / 2;
-        state.judge.set_window(spec.window);
-        sound.then_some(state)
+    /// The record of its state.
+    pub fn record(&self) -> PolicyValueRecord {
+        let rewards = |&(sum, count): &(f64, u64)| ModelRewardsRecord { sum, count };
+        PolicyValueRecord {
+            examples: self.seen,
+            evaluation: self.judge.record(),
+            rewards: self.earned.iter().map(rewards).collect(),
+            fallback_mix: self.lean.clone(),
+            pays: self.pays,
+        }
+    }
+
+    /// Restores a record; none if it does not fit.
+    pub fn restore(spec: &WorthSpec, models: usize, record: PolicyValueRecord) -> Option<Self> {
+        let PolicyValueRecord { examples: seen, evaluation, rewards, fallback_mix: lean, pays } = record;
+        let is_possible =
+            |one: &ModelRewardsRecord| one.count <= COUNT_MAX && (0.0..=one.count as f64).contains(&one.sum);
+        let is_mix = lean.is_empty() || (lean.len() == models && is_distribution(&lean));
+        let is_sound = rewards.len() == models && rewards.iter().all(is_possible) && is_mix && seen <= COUNT_MAX;
+        let mut judge = Judge::from_record(&evaluation, models, POLICIES)?;
+        judge.set_window(spec.window);
+        let earned = rewards.iter().map(|one| (one.sum, one.count)).collect();
+        is_sound.then_some(Self { seen, judge, earned, lean, pays })
     }
 
     /// Whether the next example is to be judged.
@@ -249,6 +264,11 @@ impl Worth {
             latest: Verdict::of(&latest, number, self.judge.latest_alpha(spec.alpha)),
         })
     }
+}
+
+/// Whether these are probabilities that sum to 1, to rounding.
+fn is_distribution(p: &[f64]) -> bool {
+    p.iter().all(|p| (0.0..=1.0).contains(p)) && (p.iter().sum::<f64>() - 1.0).abs() <= 1e-9
 }
 
 /// The model that earned the most alone, of those that were played.
@@ -396,11 +416,11 @@ mod tests {
     fn goes_on_from_what_was_saved_and_from_nothing_else() {
         let (worth, _) = play([[0.8, 0.3], [0.3, 0.7]], 3000);
         let same = spec(Some(GUARD));
-        assert_eq!(Worth::restore(&same, 2, worth.clone()), Some(worth.clone()));
-        let shorter = Worth::restore(&WorthSpec { window: 100, ..same.clone() }, 2, worth.clone()).unwrap();
+        assert_eq!(Worth::restore(&same, 2, worth.record()), Some(worth.clone()));
+        let shorter = Worth::restore(&WorthSpec { window: 100, ..same.clone() }, 2, worth.record()).unwrap();
         assert_eq!(shorter.view(&same, &[]).map(|view| view.all), worth.view(&same, &[]).map(|view| view.all));
-        assert_eq!(Worth::restore(&same, 3, worth.clone()), None);
-        let broken = Worth { lean: vec![2.0, -1.0], ..worth };
+        assert_eq!(Worth::restore(&same, 3, worth.record()), None);
+        let broken = PolicyValueRecord { fallback_mix: vec![2.0, -1.0], ..worth.record() };
         assert_eq!(Worth::restore(&same, 2, broken), None);
     }
 

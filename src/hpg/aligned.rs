@@ -5,8 +5,6 @@
 
 use std::ops::{Deref, DerefMut};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 const LINE_BYTES: usize = 64;
 const LINE: usize = LINE_BYTES / size_of::<f64>();
 
@@ -73,18 +71,6 @@ impl Clone for Aligned {
     }
 }
 
-impl Serialize for Aligned {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self[..].serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Aligned {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self::from(&Vec::deserialize(deserializer)?[..]))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,7 +85,6 @@ mod tests {
             assert_eq!(aligned[..], plain[..]);
             assert!(aligned.is_empty() || aligned.as_ptr().addr().is_multiple_of(LINE_BYTES));
             assert_eq!(aligned.clone()[..], plain[..]);
-            assert_eq!(serde_json::to_string(&aligned).unwrap(), serde_json::to_string(&plain).unwrap());
         }
         aligned.clear();
         assert!(aligned.is_empty());

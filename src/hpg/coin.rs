@@ -10,10 +10,10 @@
 //! Cutkosky and Orabona 2018, Algorithm 1, restricted to z >= 0; |g| <= 1. The paper's Algorithm 2 runs one for each
 //! model's magnitude.
 
-use serde::{Deserialize, Serialize};
+use crate::wire::records::learner::hpg::BettorRecord;
 
 /// One bettor.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bettor {
     wealth: f64,
     fraction: f64,
@@ -43,8 +43,19 @@ impl Bettor {
         self.fraction = (self.fraction - 2.0 / (2.0 - 3_f64.ln()) * y / self.curvature).clamp(-0.5, 0.5);
     }
 
-    /// Whether a state that came from outside can be gone on with.
-    pub fn is_sound(&self) -> bool {
+    /// The record of its state.
+    pub fn record(&self) -> BettorRecord {
+        let Self { wealth, fraction, curvature } = *self;
+        BettorRecord { wealth, fraction, curvature }
+    }
+
+    /// Restores a record; none if it holds impossible values.
+    pub fn from_record(record: &BettorRecord) -> Option<Self> {
+        let &BettorRecord { wealth, fraction, curvature } = record;
+        Some(Self { wealth, fraction, curvature }).filter(Self::is_sound)
+    }
+
+    fn is_sound(&self) -> bool {
         (WEALTH_MIN..=WEALTH_MAX).contains(&self.wealth)
             && (-0.5..=0.5).contains(&self.fraction)
             && self.curvature >= 1.0

@@ -7,13 +7,12 @@
 //!
 //! A sketch: what is beyond its n directions is lost. It forgets slowly, so that it follows where queries go.
 
-use serde::{Deserialize, Serialize};
-
 use super::linalg::{axpy, dot, symmetric_eigen};
 use super::spectra::UNIT_MAX;
+use crate::wire::records::learner::regression::DirectionsRecord;
 
 /// The sketch.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Directions {
     /// V, one direction after the other, the leading one first.
     vectors: Vec<f64>,
@@ -62,8 +61,19 @@ impl Directions {
         self.seen
     }
 
-    /// Whether a state from outside can be one of this shape.
-    pub fn is_sound(&self, dim: usize, wanted: usize) -> bool {
+    /// The record of its state.
+    pub fn record(&self) -> DirectionsRecord {
+        let Self { vectors, energy, recent, seen } = self.clone();
+        DirectionsRecord { vectors, energies: energy, recent_queries: recent, seen }
+    }
+
+    /// Restores a record of this shape; none if it does not fit.
+    pub fn from_record(record: DirectionsRecord, dim: usize, wanted: usize) -> Option<Self> {
+        let DirectionsRecord { vectors, energies: energy, recent_queries: recent, seen } = record;
+        Some(Self { vectors, energy, recent, seen }).filter(|directions| directions.is_sound(dim, wanted))
+    }
+
+    fn is_sound(&self, dim: usize, wanted: usize) -> bool {
         let unit = |values: &[f64]| values.iter().all(|x| x.abs() <= UNIT_MAX);
         self.vectors.len() == dim * self.energy.len()
             && self.energy.len() <= wanted + SPARE

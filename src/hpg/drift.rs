@@ -8,10 +8,10 @@
 //! By Wald's bound a sum that drifts down by SLACK deviations an example reaches LIMIT once in about
 //! exp(2 SLACK LIMIT) examples, 10^10 here; errors that grow by a third of a deviation reach it in some 430.
 
-use serde::{Deserialize, Serialize};
+use crate::wire::records::learner::regression::DriftRecord;
 
 /// Page's test on squared errors.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Drift {
     examples: u64,
     mean: f64,
@@ -49,8 +49,19 @@ impl Drift {
         false
     }
 
-    /// Whether a state from outside can be gone on with.
-    pub fn is_sound(&self) -> bool {
+    /// The record of its state.
+    pub fn record(&self) -> DriftRecord {
+        let Self { examples, mean, spread, sum } = *self;
+        DriftRecord { examples, mean, spread, sum }
+    }
+
+    /// Restores a record; none if it holds impossible values.
+    pub fn from_record(record: &DriftRecord) -> Option<Self> {
+        let &DriftRecord { examples, mean, spread, sum } = record;
+        Some(Self { examples, mean, spread, sum }).filter(Self::is_sound)
+    }
+
+    fn is_sound(&self) -> bool {
         self.examples < u64::MAX / 2
             && (0.0..=1e30).contains(&self.mean)
             && (0.0..=1e60).contains(&self.spread)

@@ -17,15 +17,14 @@
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 use super::aligned::Aligned;
 use super::kernel::{self, Strided};
 use super::linalg::{Spare, axpy, columns_add, columns_dot, columns_dot_more, dot, polish, product};
 use super::projection::Ball;
 use super::roots::Layout;
 use super::secular::{self, Secular};
-use super::spectra::{Eigen, Gradient, IN_SPAN, Step, UNIT_MAX, explicit_step, pick};
+use super::spectra::{Eigen, Gradient, IN_SPAN, Step, UNIT_MAX, explicit_step, is_paired, pick};
+use crate::wire::records::learner::hpg::{FactorRecord, FactoredRecord};
 
 /// How many recent queries are kept before the factors are multiplied out.
 const RECENT_MAX: usize = 24;
@@ -63,12 +62,11 @@ const POLISH_EVERY: u32 = 32;
 const ROWS_MAX: f64 = 1e9;
 
 /// The parameters of all models.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug)]
 pub struct Factored {
     /// S, one query after the other.
     recent: Aligned,
     models: Vec<Factor>,
-    #[serde(skip)]
     work: Box<Work>,
 }
 
@@ -78,7 +76,7 @@ impl Clone for Factored {
     }
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default)]
 struct Factor {
     gamma: Vec<f64>,
     lambda: Vec<f64>,
@@ -257,27 +255,34 @@ impl Factored {
         self.models.iter_mut().for_each(|factor| ball.pull_in(&mut factor.gamma, &mut factor.lambda));
     }
 
-    /// Whether a state that came from outside can be one of this space: shape, finite numbers, inside of the ball.
-    pub fn is_sound(&self, ball: &Ball, dim: usize, models: usize) -> bool {
-        let unit = |values: &[f64]| values.iter().all(|x| x.abs() <= UNIT_MAX);
-        let small = |values: &[f64]| values.iter().all(|x| x.abs() <= ROWS_MAX);
-        let recent = self.recent.len() / dim;
-        self.recent.len() == recent * dim
+    /// The record of the parameters.
+    pub fn record(&self) -> FactoredRecord {
+        let models = self.models.iter().map(Factor::record).collect();
+        FactoredRecord { recent_queries: self.recent.to_vec(), models }
+    }
+
+    /// The parameters of a record, if all lists have the right lengths and all numbers are possible ones in some ball.
+    pub fn from_record(record: FactoredRecord, dim: usize, models: usize) -> Option<Self> {
+        let FactoredRecord { recent_queries, models: records } = record;
+        let recent = recent_queries.len() / dim;
+        let is_sound = recent_queries.len() == recent * dim
             && recent <= RECENT_MAX
-            && unit(&self.recent)
-            && self.models.len() == models
-            && self.models.iter().all(|factor| {
-                let (rank, base) = (factor.gamma.len(), factor.base.len() / dim);
-                ball.holds(&factor.gamma, &factor.lambda)
-                    && (0.0..=GROWTH_MAX).contains(&factor.growth)
-                    && factor.base.len() == base * dim
-                    && base <= ball.rank + OWN_MAX
-                    && factor.base_rows.len() == base * rank
-                    && factor.recent_rows.len() == recent * rank
-                    && unit(&factor.base)
-                    && small(&factor.base_rows)
-                    && small(&factor.recent_rows)
-            })
+            && recent_queries.iter().all(|x| x.abs() <= UNIT_MAX)
+            && records.len() == models;
+        let factor = |record: FactorRecord| Factor::from_record(record, dim, recent);
+        let models = records.into_iter().map(factor).collect::<Option<Vec<Factor>>>()?;
+        is_sound.then(|| Self { recent: Aligned::from(&recent_queries[..]), models, work: Box::default() })
+    }
+
+    /// Whether no model has more eigenvalues, or a larger basis, than a rank allows.
+    pub fn fits_rank(&self, rank: usize, dim: usize) -> bool {
+        let fits = |factor: &Factor| factor.gamma.len() <= rank && factor.base.len() <= (rank + OWN_MAX) * dim;
+        self.models.iter().all(fits)
+    }
+
+    /// Whether the parameters are inside of a ball.
+    pub fn is_inside(&self, ball: &Ball) -> bool {
+        self.models.iter().all(|factor| ball.holds(&factor.gamma, &factor.lambda))
     }
 
     /// Forgets what it knows of queries that were looked at or are expected.
@@ -429,6 +434,42 @@ fn is_same(x: &[f64], y: &[f64]) -> bool {
 }
 
 impl Factor {
+    fn record(&self) -> FactorRecord {
+        FactorRecord {
+            mirror_eigenvalues: self.gamma.clone(),
+            eigenvalues: self.lambda.clone(),
+            basis: self.base.to_vec(),
+            basis_coefficients: self.base_rows.clone(),
+            recent_coefficients: self.recent_rows.clone(),
+            compactions: self.compactions,
+            error_growth: self.growth,
+        }
+    }
+
+    fn from_record(record: FactorRecord, dim: usize, recent: usize) -> Option<Self> {
+        let is_small = |values: &[f64]| values.iter().all(|x| x.abs() <= ROWS_MAX);
+        let (rank, base) = (record.mirror_eigenvalues.len(), record.basis.len() / dim);
+        let is_sound = is_paired(&record.mirror_eigenvalues, &record.eigenvalues)
+            && rank <= dim
+            && record.basis.len() == base * dim
+            && base <= dim + OWN_MAX
+            && record.basis_coefficients.len() == base * rank
+            && record.recent_coefficients.len() == recent * rank
+            && record.basis.iter().all(|x| x.abs() <= UNIT_MAX)
+            && is_small(&record.basis_coefficients)
+            && is_small(&record.recent_coefficients)
+            && (0.0..=GROWTH_MAX).contains(&record.error_growth);
+        is_sound.then(|| Self {
+            gamma: record.mirror_eigenvalues,
+            lambda: record.eigenvalues,
+            base: Aligned::from(&record.basis[..]),
+            base_rows: record.basis_coefficients,
+            recent_rows: record.recent_coefficients,
+            compactions: record.compactions,
+            growth: record.error_growth,
+        })
+    }
+
     fn score(&self, coordinates: &[f64]) -> f64 {
         self.lambda.iter().zip(coordinates).map(|(lambda, p)| lambda * p * p).sum()
     }

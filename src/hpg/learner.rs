@@ -1,16 +1,14 @@
 //! Algorithm 1, hypentropy policy gradient, as a [`Learner`].
 
-use serde::{Deserialize, Serialize};
-
-use super::factored::Factored;
 use super::gradient::{Estimator, GradientSpec};
-use super::projection::Ball;
 use super::schedule::shrink;
-use super::spectra::{Eigen, Exact, Explicit, Gradient, Lazy, Spectra, Step};
-use crate::config::{HpgSpec, Mode};
+use super::spectra::{Eigen, Gradient, Spectra, Step};
+use crate::config::HpgSpec;
 use crate::event::{Example, Query};
-use crate::learner::{Learner, LearnerState, Lesson};
+use crate::learner::{Learner, Lesson};
 use crate::router::ScoreForm;
+use crate::wire::records::learner::AlgorithmRecord;
+use crate::wire::records::learner::hpg::{HpgRecord, ParametersRecord};
 
 /// Algorithm 1.
 #[derive(Debug, Clone)]
@@ -31,50 +29,29 @@ struct Scratch {
     of_batch: Vec<f64>,
 }
 
-/// What it remembers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct HpgState {
-    /// The ball that the parameters were projected on.
-    ball: Ball,
-    spectra: Spectra,
-}
-
 impl Hpg {
     /// W = 0.
     pub fn new(spec: HpgSpec, dim: usize, models: usize, half_life: Option<f64>) -> Self {
-        let spectra = empty_spectra(spec.mode, dim, models);
+        let spectra = Spectra::new(spec.mode, dim, models);
         Self { spec, dim, models, half_life, spectra, scratch: Scratch::default() }
     }
 
-    /// Goes on from a state, if it fits. Parameters of another ball are projected on this one.
+    /// Restores a record, as [`Spectra::from_record`] does; none if it does not fit.
     pub fn restore(
         spec: HpgSpec,
         dim: usize,
         models: usize,
         half_life: Option<f64>,
-        mut state: HpgState,
+        record: HpgRecord,
     ) -> Option<Self> {
-        let mut hpg = Self::new(spec, dim, models, half_life);
-        let same_mode = std::mem::discriminant(&hpg.spectra) == std::mem::discriminant(&state.spectra);
-        // In the same ball nothing moves, not even by rounding.
-        if (state.ball.tau, state.ball.beta) != (hpg.spec.ball.tau, hpg.spec.ball.beta) {
-            state.spectra.move_to(&hpg.spec.ball, dim);
-        }
-        if !same_mode || !state.spectra.is_sound(&hpg.spec.ball, dim, models) {
-            return None;
-        }
-        hpg.spectra = state.spectra;
-        Some(hpg)
+        let HpgRecord { ball, parameters } = record;
+        let spectra = Spectra::from_record(parameters, &ball, spec.mode, &spec.ball, dim, models)?;
+        Some(Self { spec, dim, models, half_life, spectra, scratch: Scratch::default() })
     }
 
-    /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
-    pub fn remap(state: &mut HpgState, places: &[Option<usize>], dim: usize) {
-        state.spectra.remap(places, dim);
-    }
-
-    /// What it remembers.
-    pub fn state(&self) -> HpgState {
-        HpgState { ball: self.spec.ball, spectra: self.spectra.clone() }
+    /// The record of its state.
+    pub fn record(&self) -> HpgRecord {
+        HpgRecord { ball: self.spec.ball.record(), parameters: self.spectra.record() }
     }
 
     /// q'W_m q of each model.
@@ -166,25 +143,22 @@ impl Learner for Hpg {
         self.spectra.set(model, eigen, self.dim)
     }
 
-    fn add(&mut self, other: LearnerState) -> bool {
+    fn add(&mut self, other: &AlgorithmRecord) -> bool {
         match (&mut self.spectra, other) {
-            (Spectra::Lazy(sum), LearnerState::Hpg(HpgState { spectra: Spectra::Lazy(other), .. })) => sum.add(&other),
+            (Spectra::Lazy(sum), AlgorithmRecord::Hpg(HpgRecord { parameters: ParametersRecord::Lazy(other), .. })) => {
+                sum.add(other)
+            }
             _ => false,
         }
     }
 
-    fn save(&self) -> LearnerState {
-        LearnerState::Hpg(self.state())
+    fn remap(&mut self, places: &[Option<usize>]) {
+        self.models = places.len();
+        self.spectra.remap(places, self.dim);
     }
-}
 
-/// W = 0, in the form that a mode asks for.
-pub fn empty_spectra(mode: Mode, dim: usize, models: usize) -> Spectra {
-    match mode {
-        Mode::Exact => Spectra::Exact(Exact::new(dim, models)),
-        Mode::Explicit => Spectra::Explicit(Explicit::new(models)),
-        Mode::Factored => Spectra::Factored(Factored::new(models)),
-        Mode::Lazy => Spectra::Lazy(Lazy::new(dim, models)),
+    fn save(&self) -> AlgorithmRecord {
+        AlgorithmRecord::Hpg(self.record())
     }
 }
 

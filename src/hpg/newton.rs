@@ -12,10 +12,10 @@
 //! is seen. Turning V gives what the prior gives for directions that were not looked at before.
 
 use faer::{Mat, MatRef};
-use serde::{Deserialize, Serialize};
 
 use super::linalg::{axpy, dot};
 use crate::policy::symmetric::{Symmetric, packed_len};
+use crate::wire::records::learner::regression::NewtonRecord;
 
 /// The constant feature: models differ on the whole by less than rewards do.
 const INTERCEPT: f64 = 0.3;
@@ -36,7 +36,7 @@ pub fn features(y: &[f64], phi: &mut Vec<f64>) {
 }
 
 /// One model's weights, and how certain they are.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Newton {
     weights: Vec<f64>,
     uncertainty: Symmetric,
@@ -72,9 +72,21 @@ impl Newton {
         }
     }
 
-    /// Goes on under another prior: nothing can be less certain than it is.
-    pub fn move_to(&mut self, old_ridge: f64, ridge: f64) {
-        self.uncertainty.scale((old_ridge / ridge).min(1.0));
+    /// The record of its state.
+    pub fn record(&self) -> NewtonRecord {
+        NewtonRecord { weights: self.weights.clone(), uncertainty: self.uncertainty.record() }
+    }
+
+    /// Restores a record of k coordinates that was saved under the prior `saved_ridge`; none if it does not fit. Under
+    /// another prior no weight is less certain than the prior says.
+    pub fn from_record(record: NewtonRecord, k: usize, saved_ridge: f64, ridge: f64) -> Option<Self> {
+        let NewtonRecord { weights, uncertainty } = record;
+        let uncertainty = Symmetric::from_record(uncertainty, features_len(k), f64::MAX)?;
+        let mut newton = Self { weights, uncertainty };
+        if saved_ridge != ridge {
+            newton.uncertainty.scale((saved_ridge / ridge).min(1.0));
+        }
+        newton.is_sound(k, ridge).then_some(newton)
     }
 
     /// Keeps the weights as a guess, and knows nothing for certain.
@@ -114,7 +126,7 @@ impl Newton {
         Symmetric::from_packed(k, entries).eigen()
     }
 
-    /// Whether a state from outside can be one of k coordinates.
+    /// Whether a state can be one of k coordinates.
     pub fn is_sound(&self, k: usize, ridge: f64) -> bool {
         let n = features_len(k);
         self.weights.len() == n

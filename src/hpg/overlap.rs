@@ -1,12 +1,11 @@
 //! How alike queries are: what a step on one of them does to the score of the next.
 
-use serde::{Deserialize, Serialize};
-
 use super::linalg::dot;
 use super::spectra::UNIT_MAX;
+use crate::wire::records::learner::regression::OverlapRecord;
 
 /// Running mean of (q_i . q_j)^2 over consecutive distinct queries; 1 before there are two.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default)]
 pub struct Overlap {
     last: Vec<f64>,
     sum: f64,
@@ -32,7 +31,19 @@ impl Overlap {
         if self.pairs > 0.0 { self.sum / self.pairs } else { 1.0 }
     }
 
-    /// Whether a state from outside can be one of this dimension.
+    /// The record of its state.
+    pub fn record(&self) -> OverlapRecord {
+        let Self { last, sum, pairs } = self.clone();
+        OverlapRecord { last_query: last, sum, pairs }
+    }
+
+    /// Restores a record of queries of this dimension; none if it does not fit.
+    pub fn from_record(record: OverlapRecord, dim: usize) -> Option<Self> {
+        let OverlapRecord { last_query: last, sum, pairs } = record;
+        Some(Self { last, sum, pairs }).filter(|overlap| overlap.is_sound(dim))
+    }
+
+    /// Whether a state can be one of this dimension.
     pub fn is_sound(&self, dim: usize) -> bool {
         (self.last.is_empty() || self.last.len() == dim)
             && self.last.iter().all(|x| x.abs() <= UNIT_MAX)

@@ -7,16 +7,16 @@
 //! The bettor steps once an example, the inner algorithm once a batch. The nuclear-norm bound holds for w, not for
 //! z w: finding the scale is the point.
 
-use serde::{Deserialize, Serialize};
-
 use super::coin::Bettor;
 use super::gradient::Estimator;
-use super::learner::{Hpg, HpgState, score_form};
+use super::learner::{Hpg, score_form};
 use super::spectra::{Eigen, pick};
 use crate::config::HpgSpec;
 use crate::event::{Example, Query};
-use crate::learner::{Learner, LearnerState, Lesson};
+use crate::learner::{Learner, Lesson};
 use crate::router::ScoreForm;
+use crate::wire::records::learner::AlgorithmRecord;
+use crate::wire::records::learner::hpg::ParameterFreeRecord;
 
 /// What a bettor begins with.
 const INITIAL_WEALTH: f64 = 1.0;
@@ -30,13 +30,6 @@ pub struct ParameterFree {
     weight_cap: f64,
 }
 
-/// What it remembers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct ParameterFreeState {
-    inner: HpgState,
-    bettors: Vec<Bettor>,
-}
-
 impl ParameterFree {
     /// W = 0.
     pub fn new(spec: HpgSpec, dim: usize, models: usize, half_life: Option<f64>) -> Self {
@@ -45,25 +38,18 @@ impl ParameterFree {
         Self { inner: Hpg::new(spec, dim, models, half_life), bettors, estimator, weight_cap }
     }
 
-    /// Goes on from a state, if it fits.
+    /// Restores a record, as [`Hpg::restore`] does; none if it does not fit.
     pub fn restore(
         spec: HpgSpec,
         dim: usize,
         models: usize,
         half_life: Option<f64>,
-        state: ParameterFreeState,
+        record: ParameterFreeRecord,
     ) -> Option<Self> {
-        let mut free = Self::new(spec.clone(), dim, models, half_life);
-        free.inner = Hpg::restore(spec, dim, models, half_life, state.inner)?;
-        let sound = state.bettors.len() == models && state.bettors.iter().all(Bettor::is_sound);
-        free.bettors = state.bettors;
-        sound.then_some(free)
-    }
-
-    /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
-    pub fn remap(state: &mut ParameterFreeState, places: &[Option<usize>], dim: usize) {
-        Hpg::remap(&mut state.inner, places, dim);
-        pick(&mut state.bettors, places, || Bettor::new(INITIAL_WEALTH));
+        let (estimator, weight_cap) = (spec.estimator, spec.weight_cap);
+        let inner = Hpg::restore(spec, dim, models, half_life, record.hpg)?;
+        let bettors = record.bettors.iter().map(Bettor::from_record).collect::<Option<Vec<Bettor>>>()?;
+        (bettors.len() == models).then_some(Self { inner, bettors, estimator, weight_cap })
     }
 
     /// z_m of each model.
@@ -123,7 +109,13 @@ impl Learner for ParameterFree {
         eigens
     }
 
-    fn save(&self) -> LearnerState {
-        LearnerState::ParameterFree(ParameterFreeState { inner: self.inner.state(), bettors: self.bettors.clone() })
+    fn remap(&mut self, places: &[Option<usize>]) {
+        self.inner.remap(places);
+        pick(&mut self.bettors, places, || Bettor::new(INITIAL_WEALTH));
+    }
+
+    fn save(&self) -> AlgorithmRecord {
+        let bettors = self.bettors.iter().map(Bettor::record).collect();
+        AlgorithmRecord::ParameterFree(ParameterFreeRecord { hpg: self.inner.record(), bettors })
     }
 }

@@ -12,6 +12,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::kernel;
+use crate::wire::records::learner::hpg::BallRecord;
 
 /// The set in which the parameters live, and how many eigenvalues are kept of each.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -28,6 +29,11 @@ pub struct Ball {
 const BLOCK: usize = 16;
 
 impl Ball {
+    /// Its record.
+    pub fn record(&self) -> BallRecord {
+        BallRecord { radius: self.tau, scale: self.beta, rank: self.rank as u64 }
+    }
+
     /// Projects mirror eigenvalues in place and returns nu.
     pub fn project(&self, gamma: &mut [f64]) -> f64 {
         let reach = (self.tau / self.beta).asinh();

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::directions::Directions;
 use super::drift::Drift;
-use super::learner::{empty_spectra, score_form};
+use super::learner::score_form;
 use super::linalg::{columns_dot, dot, product};
 use super::newton::{Newton, features, turn};
 use super::overlap::Overlap;
@@ -36,10 +36,12 @@ use super::spectra::{Eigen, Gradient, Spectra, Step, UNIT_MAX, extend_basis, pic
 use super::trust::{Constant, Trust};
 use crate::config::Mode;
 use crate::event::Query;
-use crate::learner::{Learner, LearnerState, Lesson, Play};
+use crate::learner::{Learner, Lesson, Play};
 use crate::policy::square_cb;
 use crate::policy::symmetric::Symmetric;
 use crate::router::ScoreForm;
+use crate::wire::records::learner::AlgorithmRecord;
+use crate::wire::records::learner::regression::{ModelRegressionRecord, RegressionRecord};
 
 /// Checked settings of hypentropy regression.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,14 +71,6 @@ pub struct HypentropyRegression {
     dim: usize,
     models: usize,
     half_life: Option<f64>,
-    state: RegressionState,
-}
-
-/// What it remembers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct RegressionState {
-    ball: Ball,
-    ridge: f64,
     of_models: Vec<OfModel>,
     directions: Directions,
     /// V: the directions that the second-order parts are in, one after the other.
@@ -90,7 +84,7 @@ pub struct RegressionState {
 }
 
 /// What belongs to one model.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 struct OfModel {
     spectra: Spectra,
     newton: Newton,
@@ -130,9 +124,11 @@ impl HypentropyRegression {
         let unit = |i: usize| (0..dim).map(move |j| f64::from(u8::from(i == j)));
         let basis: Vec<f64> = if axes { (0..dim).flat_map(unit).collect() } else { Vec::new() };
         let fresh = OfModel::new(&spec, dim, basis.len() / dim);
-        let state = RegressionState {
-            ball: spec.ball,
-            ridge: spec.ridge,
+        Self {
+            spec,
+            dim,
+            models,
+            half_life,
             of_models: vec![fresh; models],
             directions: Directions::default(),
             basis,
@@ -141,65 +137,70 @@ impl HypentropyRegression {
             trust: Trust::default(),
             drift: Drift::default(),
             since: 0,
-        };
-        Self { spec, dim, models, half_life, state }
+        }
     }
 
-    /// Goes on from a state, if it fits. Parameters of another ball are projected on this one.
+    /// Restores a record; none if it does not fit. Parameters of another ball, rank or mode become those of this one, as
+    /// [`Spectra::from_record`] says.
     pub fn restore(
         spec: RegressionSpec,
         dim: usize,
         models: usize,
         half_life: Option<f64>,
-        mut state: RegressionState,
+        record: RegressionRecord,
     ) -> Option<Self> {
-        let mut fresh = Self::new(spec, dim, models, half_life);
-        let (spec, k) = (&fresh.spec, state.basis.len() / dim);
-        if (state.ball.tau, state.ball.beta) != (spec.ball.tau, spec.ball.beta) {
-            state.of_models.iter_mut().for_each(|of_model| of_model.spectra.move_to(&spec.ball, dim));
-        }
-        if state.ridge != spec.ridge {
-            let of_models = &mut state.of_models;
-            of_models.iter_mut().for_each(|of_model| of_model.newton.move_to(state.ridge, spec.ridge));
-        }
-        let sound = state.basis.len() == dim * k
+        let k = record.basis.len() / dim;
+        let is_sound = record.basis.len() == dim * k
             && k <= spec.feature_rank
-            && state.basis.iter().all(|x| x.abs() <= UNIT_MAX)
-            && state.of_models.len() == models
-            && state.of_models.iter().all(|of_model| of_model.is_sound(spec, dim, k))
-            && state.directions.is_sound(dim, spec.feature_rank)
-            && state.overlap.is_sound(dim)
-            && state.repeats.is_sound()
-            && state.trust.is_sound()
-            && state.drift.is_sound();
-        fresh.state = RegressionState { ball: spec.ball, ridge: spec.ridge, ..state };
-        sound.then_some(fresh)
-    }
-
-    /// Moves to another set of models, of which `places` says where each was; a new one knows nothing.
-    pub fn remap(state: &mut RegressionState, places: &[Option<usize>], dim: usize) {
-        let Some(known) = state.of_models.first() else { return };
-        let mut spectra = known.spectra.clone();
-        spectra.remap(&[None], dim);
-        let fresh = OfModel {
-            spectra,
-            newton: Newton::new(state.basis.len() / dim, state.ridge),
-            constant: Constant::default(),
-            examples: 0.0,
-            learned_at: 0,
+            && record.basis.iter().all(|x| x.abs() <= UNIT_MAX)
+            && record.models.len() == models;
+        if !is_sound {
+            return None;
+        }
+        let repeats = Repeats::from_record(record.repeats)?;
+        let is_lower = record.ball.rank > spec.ball.rank as u64;
+        let ball = if is_lower {
+            ball_for(&spec.ball, &repeats, dim)
+        } else {
+            // A model that was not played since queries repeated more often still has the rank of that time.
+            Ball { rank: (RANKS_REPEATED * spec.ball.rank).min(dim), ..spec.ball }
         };
-        pick(&mut state.of_models, places, || fresh.clone());
+        let of_model = |one: ModelRegressionRecord| {
+            let spectra = Spectra::from_record(one.parameters, &record.ball, spec.mode, &ball, dim, 1)?;
+            let of_model = OfModel {
+                spectra,
+                newton: Newton::from_record(one.newton, k, record.ridge, spec.ridge)?,
+                constant: Constant::from_record(&one.constant)?,
+                examples: one.examples,
+                learned_at: one.learned_at,
+            };
+            (0.0..=1e18).contains(&of_model.examples).then_some(of_model)
+        };
+        Some(Self {
+            of_models: record.models.into_iter().map(of_model).collect::<Option<_>>()?,
+            directions: Directions::from_record(record.directions, dim, spec.feature_rank)?,
+            basis: record.basis,
+            overlap: Overlap::from_record(record.overlap, dim)?,
+            repeats,
+            trust: Trust::from_record(&record.trust)?,
+            drift: Drift::from_record(&record.drift)?,
+            since: record.changed_at,
+            spec,
+            dim,
+            models,
+            half_life,
+        })
     }
 
     fn features(&self, query: &[f64], phi: &mut Vec<f64>) {
         let mut y = Vec::new();
-        columns_dot(&self.state.basis, query, &mut y);
+        columns_dot(&self.basis, query, &mut y);
         features(&y, phi);
     }
 
     /// Turns the second-order parts to the directions known by now.
     fn turn(&mut self) {
-        let RegressionState { directions, basis, of_models, .. } = &mut self.state;
+        let Self { directions, basis, of_models, .. } = self;
         let found = directions.leading(self.dim, self.spec.feature_rank);
         let (new, old) = (found.len() / self.dim, basis.len() / self.dim);
         let rotation: Vec<f64> =
@@ -210,11 +211,11 @@ impl HypentropyRegression {
     }
 
     fn see(&mut self, query: &[f64]) {
-        self.state.overlap.see(query);
-        self.state.repeats.see(query);
+        self.overlap.see(query);
+        self.repeats.see(query);
         if self.spec.feature_rank > 0 && self.spec.feature_rank < self.dim {
-            self.state.directions.see(query, self.spec.feature_rank);
-            let seen = self.state.directions.seen();
+            self.directions.see(query, self.spec.feature_rank);
+            let seen = self.directions.seen();
             if seen.is_multiple_of(TURN_EVERY_MAX) || (seen.is_power_of_two() && seen >= FIRST_TURN) {
                 self.turn();
             }
@@ -230,27 +231,27 @@ impl HypentropyRegression {
     /// One model learns from its lessons of a batch; true if its errors tell that the world has changed.
     fn learn(&mut self, model: usize, lessons: &[&Lesson], version: u64) -> bool {
         let end = version + lessons.len() as u64;
-        let elapsed = end.saturating_sub(self.state.of_models[model].learned_at);
+        let elapsed = end.saturating_sub(self.of_models[model].learned_at);
         let keep = shrink(self.half_life, elapsed as usize);
-        self.state.of_models[model].newton.fade(keep, self.spec.ridge);
+        self.of_models[model].newton.fade(keep, self.spec.ridge);
         let quadratic = Errors::new(self, model, lessons);
         let mut changed = false;
         for (phi, (lesson, score)) in quadratic.features.iter().zip(lessons.iter().zip(&quadratic.scores)) {
-            let of_model = &mut self.state.of_models[model];
+            let of_model = &mut self.of_models[model];
             let (score, constant) = (of_model.newton.predict(phi) + score, of_model.constant.mean());
             let above = lesson.example.reward() - lesson.mean_before;
             of_model.constant.add(above, keep);
-            self.state.trust.see(above - constant, score - constant);
+            self.trust.see(above - constant, score - constant);
             let error = self.error(lesson, score);
-            changed |= self.spec.drift && self.state.drift.see(error);
+            changed |= self.spec.drift && self.drift.see(error);
             if self.spec.feature_rank > 0 {
-                self.state.of_models[model].newton.learn(phi, error);
+                self.of_models[model].newton.learn(phi, error);
             }
         }
         let ball = &self.ball();
-        let of_model = &self.state.of_models[model];
+        let of_model = &self.of_models[model];
         let examples = of_model.examples * keep;
-        let rate = (self.spec.eta / (self.state.overlap.mean() * (examples + 1.0).sqrt())).min(STEP_MAX) / ball.beta;
+        let rate = (self.spec.eta / (self.overlap.mean() * (examples + 1.0).sqrt())).min(STEP_MAX) / ball.beta;
         let left = lessons.iter().zip(&quadratic.features).zip(&quadratic.scores);
         let errors: Vec<f64> =
             left.map(|((lesson, phi), score)| self.error(lesson, of_model.newton.predict(phi) + score)).collect();
@@ -260,7 +261,7 @@ impl HypentropyRegression {
             .zip(coefficients.chunks_exact(1))
             .map(|(lesson, coefficients)| Gradient { query: lesson.example.query().as_slice(), coefficients })
             .collect();
-        let of_model = &mut self.state.of_models[model];
+        let of_model = &mut self.of_models[model];
         of_model.spectra.step(&Step { ball, rate, shrink: keep }, &gradients);
         of_model.examples = examples + lessons.len() as f64;
         of_model.learned_at = end;
@@ -269,31 +270,29 @@ impl HypentropyRegression {
 
     /// Queries that come again and again are to be told apart one by one, which takes more directions.
     fn ball(&self) -> Ball {
-        let Ball { rank, .. } = self.spec.ball;
-        let more = ((RANKS_REPEATED - 1) * rank) as f64 * self.state.repeats.share();
-        Ball { rank: (rank + more as usize).min(self.dim), ..self.spec.ball }
+        ball_for(&self.spec.ball, &self.repeats, self.dim)
     }
 
     /// The world has changed: what is known stays as a guess, and is soon overruled.
     fn doubt(&mut self, version: u64) {
-        let k = self.state.basis.len() / self.dim;
-        for of_model in &mut self.state.of_models {
+        let k = self.basis.len() / self.dim;
+        for of_model in &mut self.of_models {
             of_model.newton.doubt(k, self.spec.ridge);
             of_model.examples = 0.0;
             of_model.constant = Constant::default();
         }
-        self.state.since = version;
+        self.since = version;
     }
 
     /// Each model's whole quadratic part, decomposed.
     fn quadratic_parts(&self) -> Vec<Eigen> {
-        let trust = self.state.trust.share();
+        let trust = self.trust.share();
         let part = |of_model: &OfModel| {
-            let Eigen { mut lambda, vectors, .. } = of_model.eigen(&self.spec.ball, &self.state.basis, self.dim);
+            let Eigen { mut lambda, vectors, .. } = of_model.eigen(&self.spec.ball, &self.basis, self.dim);
             lambda.iter_mut().for_each(|lambda| *lambda *= trust);
             Eigen { gamma: lambda.iter().map(|x| (x / self.spec.ball.beta).asinh()).collect(), lambda, vectors }
         };
-        self.state.of_models.iter().map(part).collect()
+        self.of_models.iter().map(part).collect()
     }
 }
 
@@ -308,7 +307,7 @@ struct Errors {
 
 impl Errors {
     fn new(learner: &HypentropyRegression, model: usize, lessons: &[&Lesson]) -> Self {
-        let (ball, spectra) = (&learner.spec.ball, &learner.state.of_models[model].spectra);
+        let (ball, spectra) = (&learner.spec.ball, &learner.of_models[model].spectra);
         let root = ball.beta.sqrt();
         let (mut features, mut scores, mut weighted, mut coordinates) = (vec![], vec![], vec![], vec![]);
         for lesson in lessons {
@@ -356,10 +355,10 @@ impl Learner for HypentropyRegression {
         let query = query.as_slice();
         let mut phi = Vec::new();
         self.features(query, &mut phi);
-        for (score, of_model) in scores.iter_mut().zip(&self.state.of_models) {
+        for (score, of_model) in scores.iter_mut().zip(&self.of_models) {
             of_model.spectra.scores(&self.spec.ball, query, std::slice::from_mut(score));
             *score += of_model.newton.predict(&phi);
-            *score = self.state.trust.mix(of_model.constant.mean(), *score);
+            *score = self.trust.mix(of_model.constant.mean(), *score);
         }
     }
 
@@ -381,10 +380,10 @@ impl Learner for HypentropyRegression {
     fn score_forms(&self) -> Vec<ScoreForm> {
         let parts = self.quadratic_parts();
         let form = |(eigen, of_model): (&Eigen, &OfModel)| {
-            let bias = self.state.trust.mix(of_model.constant.mean(), of_model.newton.intercept());
+            let bias = self.trust.mix(of_model.constant.mean(), of_model.newton.intercept());
             ScoreForm { bias: bias as f32, ..score_form(eigen) }
         };
-        parts.iter().zip(&self.state.of_models).map(form).collect()
+        parts.iter().zip(&self.of_models).map(form).collect()
     }
 
     fn eigens(&self) -> Vec<Eigen> {
@@ -392,8 +391,8 @@ impl Learner for HypentropyRegression {
     }
 
     fn play(&self, version: u64) -> Play {
-        let (scale, examples) = (self.spec.inverse_gap, version.saturating_sub(self.state.since));
-        let repeated = self.state.repeats.share();
+        let (scale, examples) = (self.spec.inverse_gap, version.saturating_sub(self.since));
+        let repeated = self.repeats.share();
         if repeated < MOSTLY_REPEATED {
             square_cb(scale * REPEATED.powf(repeated), examples)
         } else {
@@ -403,18 +402,41 @@ impl Learner for HypentropyRegression {
 
     fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
         let eigen = Eigen::from_primal(&self.spec.ball, lambda, vectors, self.dim);
-        self.state.of_models[model].spectra.set(0, eigen, self.dim)
+        self.of_models[model].spectra.set(0, eigen, self.dim)
     }
 
-    fn save(&self) -> LearnerState {
-        LearnerState::Regression(self.state.clone())
+    fn remap(&mut self, places: &[Option<usize>]) {
+        self.models = places.len();
+        let fresh = OfModel::new(&self.spec, self.dim, self.basis.len() / self.dim);
+        pick(&mut self.of_models, places, || fresh.clone());
     }
+
+    fn save(&self) -> AlgorithmRecord {
+        AlgorithmRecord::Regression(RegressionRecord {
+            ball: self.spec.ball.record(),
+            ridge: self.spec.ridge,
+            models: self.of_models.iter().map(OfModel::record).collect(),
+            directions: self.directions.record(),
+            basis: self.basis.clone(),
+            overlap: self.overlap.record(),
+            repeats: self.repeats.record(),
+            trust: self.trust.record(),
+            drift: self.drift.record(),
+            changed_at: self.since,
+        })
+    }
+}
+
+/// The ball with the rank that the share of repeated queries asks for.
+fn ball_for(ball: &Ball, repeats: &Repeats, dim: usize) -> Ball {
+    let more = ((RANKS_REPEATED - 1) * ball.rank) as f64 * repeats.share();
+    Ball { rank: (ball.rank + more as usize).min(dim), ..*ball }
 }
 
 impl OfModel {
     fn new(spec: &RegressionSpec, dim: usize, k: usize) -> Self {
         Self {
-            spectra: empty_spectra(spec.mode, dim, 1),
+            spectra: Spectra::new(spec.mode, dim, 1),
             newton: Newton::new(k, spec.ridge),
             constant: Constant::default(),
             examples: 0.0,
@@ -422,14 +444,14 @@ impl OfModel {
         }
     }
 
-    fn is_sound(&self, spec: &RegressionSpec, dim: usize, k: usize) -> bool {
-        let same_mode =
-            std::mem::discriminant(&self.spectra) == std::mem::discriminant(&empty_spectra(spec.mode, dim, 1));
-        same_mode
-            && self.spectra.is_sound(&Ball { rank: RANKS_REPEATED * spec.ball.rank, ..spec.ball }, dim, 1)
-            && self.newton.is_sound(k, spec.ridge)
-            && self.constant.is_sound()
-            && (0.0..=1e18).contains(&self.examples)
+    fn record(&self) -> ModelRegressionRecord {
+        ModelRegressionRecord {
+            parameters: self.spectra.record(),
+            newton: self.newton.record(),
+            constant: self.constant.record(),
+            examples: self.examples,
+            learned_at: self.learned_at,
+        }
     }
 
     /// W and the second-order part's own quadratic form, as one; gamma is left out.

@@ -3,11 +3,12 @@
 //! Where every query is new, what is played on one is tried out on others by the way. Where the same ones come again and
 //! again, only the draw explores.
 
-use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::wire::records::learner::regression::RepeatsRecord;
+
 /// The share of queries that were met before, of late.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Repeats {
     /// Digests of queries, each where its own value says: a later one takes the place of an earlier one.
     seen: Vec<u64>,
@@ -50,8 +51,18 @@ impl Repeats {
         self.share
     }
 
-    /// Whether a state from outside can be gone on with.
-    pub fn is_sound(&self) -> bool {
+    /// The record of its state.
+    pub fn record(&self) -> RepeatsRecord {
+        RepeatsRecord { digests: self.seen.clone(), share: self.share }
+    }
+
+    /// Restores a record; none if it holds impossible values.
+    pub fn from_record(record: RepeatsRecord) -> Option<Self> {
+        let RepeatsRecord { digests: seen, share } = record;
+        Some(Self { seen, share }).filter(Self::is_sound)
+    }
+
+    fn is_sound(&self) -> bool {
         self.seen.len() == REMEMBERED && (0.0..=1.0).contains(&self.share)
     }
 }

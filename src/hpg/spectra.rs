@@ -10,11 +10,11 @@
 
 use std::cell::OnceCell;
 
-use serde::{Deserialize, Serialize};
-
 use super::factored::{FORESIGHT, Factored};
 use super::linalg::{axpy, columns_add, columns_dot, compose, dot, product, symmetric_eigen};
 use super::projection::Ball;
+use crate::config::Mode;
+use crate::wire::records::learner::hpg::{BallRecord, EigenRecord, ExactRecord, LazyRecord, ParametersRecord};
 
 /// One example's descent direction, c_m q q' for each model m.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +37,7 @@ pub struct Step<'a> {
 }
 
 /// An eigendecomposition of rank r in d dimensions.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Eigen {
     /// Eigenvalues in the mirror space.
     pub gamma: Vec<f64>,
@@ -48,7 +48,7 @@ pub struct Eigen {
 }
 
 /// The parameters of all models, in the form that the mode asks for.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub enum Spectra {
     /// Dense, decomposed at every step.
     Exact(Exact),
@@ -61,6 +61,16 @@ pub enum Spectra {
 }
 
 impl Spectra {
+    /// W = 0, in the form that a mode asks for.
+    pub fn new(mode: Mode, dim: usize, models: usize) -> Self {
+        match mode {
+            Mode::Exact => Self::Exact(Exact::new(dim, models)),
+            Mode::Explicit => Self::Explicit(Explicit::new(models)),
+            Mode::Factored => Self::Factored(Factored::new(models)),
+            Mode::Lazy => Self::Lazy(Lazy::new(dim, models)),
+        }
+    }
+
     /// Scores q'W_m q of all models.
     pub fn scores(&self, ball: &Ball, query: &[f64], scores: &mut [f64]) {
         match self {
@@ -138,8 +148,108 @@ impl Spectra {
         }
     }
 
+    /// The record of the parameters.
+    pub fn record(&self) -> ParametersRecord {
+        let eigens = |eigens: &[Eigen]| eigens.iter().map(Eigen::record).collect();
+        match self {
+            Self::Exact(exact) => {
+                let record = ExactRecord { mirrors: exact.mirrors.clone(), eigens: eigens(&exact.eigens) };
+                ParametersRecord::Exact(record)
+            }
+            Self::Explicit(explicit) => ParametersRecord::Explicit(eigens(&explicit.eigens)),
+            Self::Factored(factored) => ParametersRecord::Factored(factored.record()),
+            Self::Lazy(lazy) => ParametersRecord::Lazy(LazyRecord { sums: lazy.sums.clone(), rate: lazy.rate }),
+        }
+    }
+
+    /// Restores parameters that were saved in the ball `saved`; none if the record has another shape or impossible values.
+    ///
+    /// Parameters of the same form that fit into the same ball keep every bit. Another ball projects them, and a lower rank
+    /// keeps the eigenvalues of largest magnitude. Another mode multiplies them out first; sums of gradients cannot be
+    /// recovered, so that no other form becomes `lazy`.
+    pub fn from_record(
+        record: ParametersRecord,
+        saved: &BallRecord,
+        mode: Mode,
+        ball: &Ball,
+        dim: usize,
+        models: usize,
+    ) -> Option<Self> {
+        let mut spectra = Self::decode(record, dim, models)?;
+        // In the same ball nothing moves, not even by rounding.
+        if (saved.radius, saved.scale) != (ball.tau, ball.beta) {
+            spectra.move_to(ball, dim);
+        }
+        if !spectra.is_of(mode) || !spectra.fits_rank(ball.rank, dim) {
+            spectra = Self::holding(mode, spectra.eigens(ball, dim), ball, dim)?;
+        }
+        spectra.is_inside(ball).then_some(spectra)
+    }
+
+    /// The parameters of a record, if all lists have the right lengths and all numbers are possible ones in some ball.
+    fn decode(record: ParametersRecord, dim: usize, models: usize) -> Option<Self> {
+        let eigens = |records: Vec<EigenRecord>| {
+            let all: Option<Vec<Eigen>> = records.into_iter().map(|record| Eigen::from_record(record, dim)).collect();
+            all.filter(|eigens| eigens.len() == models)
+        };
+        match record {
+            ParametersRecord::Exact(ExactRecord { mirrors, eigens: records }) => {
+                let is_dense = |y: &Vec<f64>| y.len() == dim * dim && y.iter().all(|x| x.is_finite());
+                let is_sound = mirrors.len() == models && mirrors.iter().all(is_dense);
+                let eigens = eigens(records)?;
+                is_sound.then_some(Self::Exact(Exact { mirrors, eigens }))
+            }
+            ParametersRecord::Explicit(records) => Some(Self::Explicit(Explicit { eigens: eigens(records)? })),
+            ParametersRecord::Factored(record) => Some(Self::Factored(Factored::from_record(record, dim, models)?)),
+            ParametersRecord::Lazy(LazyRecord { sums, rate }) => {
+                let is_bounded = |x: &f64| (rate * x).abs() <= SUM_MAX;
+                let is_packed = |y: &Vec<f64>| y.len() == dim * (dim + 1) / 2 && y.iter().all(is_bounded);
+                let is_sound = sums.len() == models && sums.iter().all(is_packed);
+                is_sound.then_some(Self::Lazy(Lazy { sums, rate, played: OnceCell::new() }))
+            }
+        }
+    }
+
+    /// Parameters in the form that a mode asks for, of the rank that the ball allows; none if the form cannot hold them.
+    fn holding(mode: Mode, eigens: Vec<Eigen>, ball: &Ball, dim: usize) -> Option<Self> {
+        let mut spectra = Self::new(mode, dim, eigens.len());
+        let mut set = |(m, eigen): (usize, Eigen)| eigen.is_unit() && spectra.set(m, eigen.truncated(ball, dim), dim);
+        eigens.into_iter().enumerate().all(&mut set).then_some(spectra)
+    }
+
+    fn is_of(&self, mode: Mode) -> bool {
+        matches!(
+            (self, mode),
+            (Self::Exact(_), Mode::Exact)
+                | (Self::Explicit(_), Mode::Explicit)
+                | (Self::Factored(_), Mode::Factored)
+                | (Self::Lazy(_), Mode::Lazy)
+        )
+    }
+
+    fn fits_rank(&self, rank: usize, dim: usize) -> bool {
+        match self {
+            Self::Exact(Exact { eigens, .. }) | Self::Explicit(Explicit { eigens }) => {
+                eigens.iter().all(|eigen| eigen.gamma.len() <= rank)
+            }
+            Self::Factored(factored) => factored.fits_rank(rank, dim),
+            // The projection truncates whenever it is played.
+            Self::Lazy(_) => true,
+        }
+    }
+
+    fn is_inside(&self, ball: &Ball) -> bool {
+        match self {
+            Self::Exact(Exact { eigens, .. }) | Self::Explicit(Explicit { eigens }) => {
+                eigens.iter().all(|eigen| ball.holds(&eigen.gamma, &eigen.lambda))
+            }
+            Self::Factored(factored) => factored.is_inside(ball),
+            Self::Lazy(_) => true,
+        }
+    }
+
     /// Projects parameters that were made in another ball.
-    pub fn move_to(&mut self, ball: &Ball, dim: usize) {
+    fn move_to(&mut self, ball: &Ball, dim: usize) {
         match self {
             Self::Exact(Exact { mirrors, eigens }) => {
                 for (mirror, eigen) in mirrors.iter_mut().zip(eigens) {
@@ -153,24 +263,6 @@ impl Spectra {
             Self::Factored(factored) => factored.move_to(ball),
             // Its sums know no ball.
             Self::Lazy(_) => {}
-        }
-    }
-
-    /// Whether a state that came from outside can be one of this space: shape, finite numbers, inside of the ball.
-    pub fn is_sound(&self, ball: &Ball, dim: usize, models: usize) -> bool {
-        let sound = |eigens: &[Eigen]| eigens.len() == models && eigens.iter().all(|e| e.is_sound(ball, dim));
-        match self {
-            Self::Exact(exact) => {
-                let dense = |y: &Vec<f64>| y.len() == dim * dim && y.iter().all(|x| x.is_finite());
-                sound(&exact.eigens) && exact.mirrors.len() == models && exact.mirrors.iter().all(dense)
-            }
-            Self::Explicit(explicit) => sound(&explicit.eigens),
-            Self::Factored(factored) => factored.is_sound(ball, dim, models),
-            Self::Lazy(lazy) => {
-                let bounded = |x: &f64| (lazy.rate * x).abs() <= SUM_MAX;
-                let packed = |y: &Vec<f64>| y.len() == dim * (dim + 1) / 2 && y.iter().all(bounded);
-                lazy.sums.len() == models && lazy.sums.iter().all(packed)
-            }
         }
     }
 }
@@ -210,10 +302,36 @@ impl Eigen {
         compose(dim, &self.lambda, &self.vectors)
     }
 
-    fn is_sound(&self, ball: &Ball, dim: usize) -> bool {
-        ball.holds(&self.gamma, &self.lambda)
-            && self.vectors.len() == self.gamma.len() * dim
-            && self.vectors.iter().all(|x| x.abs() <= UNIT_MAX)
+    fn record(&self) -> EigenRecord {
+        let Self { gamma, lambda, vectors } = self.clone();
+        EigenRecord { mirror_eigenvalues: gamma, eigenvalues: lambda, eigenvectors: vectors }
+    }
+
+    fn from_record(record: EigenRecord, dim: usize) -> Option<Self> {
+        let EigenRecord { mirror_eigenvalues: gamma, eigenvalues: lambda, eigenvectors: vectors } = record;
+        let eigen = Self { gamma, lambda, vectors };
+        let is_sound =
+            is_paired(&eigen.gamma, &eigen.lambda) && eigen.vectors.len() == eigen.gamma.len() * dim && eigen.is_unit();
+        is_sound.then_some(eigen)
+    }
+
+    /// Whether its vectors can be unit vectors.
+    fn is_unit(&self) -> bool {
+        self.vectors.iter().all(|x| x.abs() <= UNIT_MAX)
+    }
+
+    /// The same with at most the ball's rank of eigenvalues, those of largest |gamma|.
+    fn truncated(self, ball: &Ball, dim: usize) -> Self {
+        if self.gamma.len() <= ball.rank {
+            return self;
+        }
+        let mut kept = Vec::new();
+        ball.keep(&self.gamma, &mut kept);
+        Self {
+            gamma: kept.iter().map(|&i| self.gamma[i]).collect(),
+            lambda: kept.iter().map(|&i| self.lambda[i]).collect(),
+            vectors: kept.iter().flat_map(|&i| &self.vectors[i * dim..(i + 1) * dim]).copied().collect(),
+        }
     }
 
     /// A decomposition W = V diag(lambda) V' of any size, projected on the ball.
@@ -235,7 +353,7 @@ impl Eigen {
 }
 
 /// The reference: the mirror matrices themselves, dense.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Exact {
     mirrors: Vec<Vec<f64>>,
     eigens: Vec<Eigen>,
@@ -264,7 +382,7 @@ impl Exact {
 }
 
 /// Explicit eigenvectors of rank k; the k + b dimensional problem of each step is solved densely.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Explicit {
     eigens: Vec<Eigen>,
 }
@@ -335,6 +453,11 @@ pub fn extend_basis(basis: &mut Vec<f64>, query: &[f64]) {
     basis.extend(direction);
 }
 
+/// Whether mirror eigenvalues and eigenvalues are finite numbers, as many of one as of the other.
+pub fn is_paired(gamma: &[f64], lambda: &[f64]) -> bool {
+    gamma.len() == lambda.len() && gamma.iter().chain(lambda).all(|x| x.is_finite())
+}
+
 /// The most that an entry of a unit vector can be, with rounding.
 pub const UNIT_MAX: f64 = 1.0 + 1e-6;
 
@@ -345,11 +468,10 @@ const SUM_MAX: f64 = 1e30;
 pub const IN_SPAN: f64 = 1e-13;
 
 /// Dual averaging: the unprojected sums of c q q', packed lower triangles column by column.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Lazy {
     sums: Vec<Vec<f64>>,
     rate: f64,
-    #[serde(skip)]
     played: OnceCell<Vec<Eigen>>,
 }
 
@@ -380,7 +502,7 @@ impl Lazy {
     }
 
     /// Adds the sums of another; false if it is of another shape.
-    pub fn add(&mut self, other: &Self) -> bool {
+    pub fn add(&mut self, other: &LazyRecord) -> bool {
         let shape = |sums: &[Vec<f64>]| sums.iter().map(Vec::len).collect::<Vec<usize>>();
         if shape(&self.sums) != shape(&other.sums) {
             return false;

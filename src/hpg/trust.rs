@@ -8,10 +8,10 @@
 //! s says beyond b. Where that is half or more, s is taken as it is. Where there is nothing to learn s is noise, a is 0,
 //! and what is left is which model is best on the whole.
 
-use serde::{Deserialize, Serialize};
+use crate::wire::records::learner::regression::{ConstantRecord, TrustRecord};
 
 /// The share of a prediction that is believed.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Trust {
     product: f64,
     square: f64,
@@ -47,14 +47,25 @@ impl Trust {
         constant + self.share() * (predicted - constant)
     }
 
-    /// Whether a state from outside can be gone on with.
-    pub fn is_sound(&self) -> bool {
+    /// The record of its state.
+    pub fn record(&self) -> TrustRecord {
+        let Self { product, square } = *self;
+        TrustRecord { product, square }
+    }
+
+    /// Restores a record; none if it holds impossible values.
+    pub fn from_record(record: &TrustRecord) -> Option<Self> {
+        let &TrustRecord { product, square } = record;
+        Some(Self { product, square }).filter(Self::is_sound)
+    }
+
+    fn is_sound(&self) -> bool {
         self.product.abs() <= 1e30 && (0.0..=1e30).contains(&self.square)
     }
 }
 
 /// The mean of what a model earns above all, cautious while there is little of it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Constant {
     sum: f64,
     weight: f64,
@@ -75,8 +86,19 @@ impl Constant {
         self.sum / (self.weight + CAUTION)
     }
 
-    /// Whether a state from outside can be gone on with.
-    pub fn is_sound(&self) -> bool {
+    /// The record of its state.
+    pub fn record(&self) -> ConstantRecord {
+        let Self { sum, weight } = *self;
+        ConstantRecord { sum, weight }
+    }
+
+    /// Restores a record; none if it holds impossible values.
+    pub fn from_record(record: &ConstantRecord) -> Option<Self> {
+        let &ConstantRecord { sum, weight } = record;
+        Some(Self { sum, weight }).filter(Self::is_sound)
+    }
+
+    fn is_sound(&self) -> bool {
         (0.0..=1e18).contains(&self.weight) && self.sum.abs() <= self.weight
     }
 }

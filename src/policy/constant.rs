@@ -1,8 +1,9 @@
 //! The simplest learners: they learn nothing, and show what learning is worth.
 
 use crate::event::Query;
-use crate::learner::{Learner, LearnerState, Lesson};
+use crate::learner::{Learner, Lesson};
 use crate::router::{ALWAYS, ScoreForm};
+use crate::wire::records::learner::AlgorithmRecord;
 
 /// Every model with the same probability.
 #[derive(Debug, Clone)]
@@ -22,8 +23,12 @@ impl Learner for Uniform {
         vec![ScoreForm::default(); self.models]
     }
 
-    fn save(&self) -> LearnerState {
-        LearnerState::Stateless
+    fn remap(&mut self, places: &[Option<usize>]) {
+        self.models = places.len();
+    }
+
+    fn save(&self) -> AlgorithmRecord {
+        AlgorithmRecord::Stateless
     }
 }
 
@@ -50,7 +55,11 @@ impl Learner for Fixed {
         forms
     }
 
-    fn save(&self) -> LearnerState {
-        LearnerState::Stateless
+    fn remap(&mut self, places: &[Option<usize>]) {
+        self.models = places.len();
+    }
+
+    fn save(&self) -> AlgorithmRecord {
+        AlgorithmRecord::Stateless
     }
 }

@@ -10,25 +10,19 @@
 //! exploration, as EXP3.P does, would pay for it in every round. An exploration floor can still be configured; p has it
 //! in it.
 
-use serde::{Deserialize, Serialize};
-
 use crate::event::Query;
 use crate::hpg::schedule::{Rate, shrink};
 use crate::hpg::spectra::pick;
-use crate::learner::{Learner, LearnerState, Lesson};
+use crate::learner::{Learner, Lesson};
 use crate::router::ScoreForm;
+use crate::wire::records::learner::AlgorithmRecord;
+use crate::wire::records::learner::rivals::Exp3Record;
 
 /// EXP3-IX.
 #[derive(Debug, Clone)]
 pub struct Exp3 {
     rate: Rate,
     half_life: Option<f64>,
-    state: Exp3State,
-}
-
-/// What it remembers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Exp3State {
     /// L.
     losses: Vec<f64>,
     /// Examples, of which old ones count less where forgetting is asked for.
@@ -41,31 +35,25 @@ const SUM_MAX: f64 = 1e30;
 impl Exp3 {
     /// L = 0.
     pub fn new(rate: Rate, models: usize, half_life: Option<f64>) -> Self {
-        Self { rate, half_life, state: Exp3State { losses: vec![0.0; models], examples: 0.0 } }
+        Self { rate, half_life, losses: vec![0.0; models], examples: 0.0 }
     }
 
-    /// Goes on from a state, if it fits.
-    pub fn restore(rate: Rate, models: usize, half_life: Option<f64>, state: Exp3State) -> Option<Self> {
-        let sound = |sum: &f64| (0.0..=SUM_MAX).contains(sum);
-        let fits = state.losses.len() == models && state.losses.iter().all(sound) && sound(&state.examples);
-        fits.then_some(Self { rate, half_life, state })
-    }
-
-    /// Moves to another set of models, of which `places` says where each was; a new one is tried as often as the best.
-    pub fn remap(state: &mut Exp3State, places: &[Option<usize>]) {
-        let kept = places.iter().flatten().filter_map(|&place| state.losses.get(place));
-        let best = kept.copied().reduce(f64::min).unwrap_or(0.0);
-        pick(&mut state.losses, places, || best);
+    /// Restores a record; none if it does not fit.
+    pub fn restore(rate: Rate, models: usize, half_life: Option<f64>, record: Exp3Record) -> Option<Self> {
+        let Exp3Record { losses, examples } = record;
+        let is_sound = |sum: &f64| (0.0..=SUM_MAX).contains(sum);
+        let fits = losses.len() == models && losses.iter().all(is_sound) && is_sound(&examples);
+        fits.then_some(Self { rate, half_life, losses, examples })
     }
 
     fn rate(&self) -> f64 {
-        self.rate.at(self.state.examples.round() as u64)
+        self.rate.at(self.examples.round() as u64)
     }
 
     /// Scores with the best at zero: their differences are small beside the sums.
     fn biases(&self) -> impl Iterator<Item = f64> {
-        let (rate, best) = (self.rate(), self.state.losses.iter().copied().fold(f64::INFINITY, f64::min));
-        self.state.losses.iter().map(move |loss| rate * (best - loss))
+        let (rate, best) = (self.rate(), self.losses.iter().copied().fold(f64::INFINITY, f64::min));
+        self.losses.iter().map(move |loss| rate * (best - loss))
     }
 }
 
@@ -76,12 +64,12 @@ impl Learner for Exp3 {
 
     fn apply(&mut self, batch: &[Lesson], _version: u64) {
         let keep = shrink(self.half_life, batch.len());
-        self.state.losses.iter_mut().for_each(|loss| *loss *= keep);
-        self.state.examples *= keep;
+        self.losses.iter_mut().for_each(|loss| *loss *= keep);
+        self.examples *= keep;
         for Lesson { example, .. } in batch {
-            self.state.examples += 1.0;
+            self.examples += 1.0;
             let (model, gamma) = (example.model(), 0.5 * self.rate());
-            self.state.losses[model] += (1.0 - example.reward()) / (example.propensities()[model] + gamma);
+            self.losses[model] += (1.0 - example.reward()) / (example.propensities()[model] + gamma);
         }
     }
 
@@ -89,8 +77,15 @@ impl Learner for Exp3 {
         self.biases().map(|bias| ScoreForm { bias: bias as f32, ..ScoreForm::default() }).collect()
     }
 
-    fn save(&self) -> LearnerState {
-        LearnerState::Exp3(self.state.clone())
+    /// A new model is tried as often as the best.
+    fn remap(&mut self, places: &[Option<usize>]) {
+        let kept = places.iter().flatten().filter_map(|&place| self.losses.get(place));
+        let best = kept.copied().reduce(f64::min).unwrap_or(0.0);
+        pick(&mut self.losses, places, || best);
+    }
+
+    fn save(&self) -> AlgorithmRecord {
+        AlgorithmRecord::Exp3(Exp3Record { losses: self.losses.clone(), examples: self.examples })
     }
 }
 
@@ -134,6 +129,6 @@ mod tests {
     fn losses_are_weighted_by_propensity() {
         let mut exp3 = Exp3::new(Rate::Constant(0.2), 2, None);
         exp3.apply(&[lesson(0, &[0.4, 0.6], 0.25), lesson(1, &[0.4, 0.6], 1.0)], 0);
-        assert!((exp3.state.losses[0] - 0.75 / 0.5).abs() < 1e-15 && exp3.state.losses[1] == 0.0);
+        assert!((exp3.losses[0] - 0.75 / 0.5).abs() < 1e-15 && exp3.losses[1] == 0.0);
     }
 }

@@ -9,13 +9,12 @@
 //! on it stays. Until then only the constant is seen, and the examples are kept: what was learned from them by the
 //! constant alone is forgotten when V is known, and they are learned again with all features.
 
-use serde::{Deserialize, Serialize};
-
 use super::symmetric::{Symmetric, packed_len};
 use crate::config::FeatureKind;
 use crate::hpg::linalg::{axpy, columns_dot, dot, product, symmetric_eigen};
 use crate::hpg::spectra::UNIT_MAX;
 use crate::router::ScoreForm;
+use crate::wire::records::learner::rivals::{EarlyRecord, FeaturesRecord};
 
 /// Examples from which the leading directions are taken.
 pub const WARM_UP: usize = 500;
@@ -24,7 +23,7 @@ pub const WARM_UP: usize = 500;
 const NOTHING: f64 = 1e-9;
 
 /// How a query becomes features.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Features {
     /// The query as it is.
     Linear,
@@ -35,7 +34,7 @@ pub enum Features {
 }
 
 /// An example from before the directions were known.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Early {
     /// The query.
     pub query: Vec<f64>,
@@ -97,8 +96,28 @@ impl Features {
         form
     }
 
-    /// Whether a state from outside can be of this kind and shape.
-    pub fn is_sound(&self, kind: FeatureKind, dim: usize, k: usize, models: usize) -> bool {
+    /// The record of its state.
+    pub fn record(&self) -> FeaturesRecord {
+        match self {
+            Self::Linear => FeaturesRecord::Linear,
+            Self::WarmUp(early) => FeaturesRecord::WarmUp(early.iter().map(Early::record).collect()),
+            Self::Quadratic(directions) => FeaturesRecord::Quadratic(directions.clone()),
+        }
+    }
+
+    /// Restores a record of this kind and shape; none if it does not fit.
+    pub fn from_record(record: FeaturesRecord, kind: FeatureKind, dim: usize, k: usize, models: usize) -> Option<Self> {
+        let features = match record {
+            FeaturesRecord::Linear => Self::Linear,
+            FeaturesRecord::WarmUp(early) => {
+                Self::WarmUp(early.into_iter().map(Early::from_record).collect::<Option<_>>()?)
+            }
+            FeaturesRecord::Quadratic(directions) => Self::Quadratic(directions),
+        };
+        features.is_sound(kind, dim, k, models).then_some(features)
+    }
+
+    fn is_sound(&self, kind: FeatureKind, dim: usize, k: usize, models: usize) -> bool {
         let unit = |values: &[f64]| values.iter().all(|x| x.abs() <= UNIT_MAX);
         match self {
             Self::Linear => kind == FeatureKind::Linear,
@@ -115,6 +134,18 @@ impl Features {
                 kind == FeatureKind::Quadratic && directions.len() == dim * k && unit(directions)
             }
         }
+    }
+}
+
+impl Early {
+    fn record(&self) -> EarlyRecord {
+        let Self { query, model, reward } = self.clone();
+        EarlyRecord { query, model: model.map(|model| model as u64), reward }
+    }
+
+    fn from_record(record: EarlyRecord) -> Option<Self> {
+        let EarlyRecord { query, model, reward } = record;
+        Some(Self { query, model: model.map(usize::try_from).transpose().ok()?, reward })
     }
 }
 

@@ -21,9 +21,11 @@ use crate::config::FeatureKind;
 use crate::event::Query;
 use crate::hpg::schedule::shrink;
 use crate::hpg::spectra::pick;
-use crate::learner::{Learner, LearnerState, Lesson, Play};
+use crate::learner::{Learner, Lesson, Play};
 use crate::router::ScoreForm;
 use crate::simulate::normals;
+use crate::wire::records::learner::AlgorithmRecord;
+use crate::wire::records::learner::rivals::{LinearBanditRecord, RidgeRecord};
 
 /// Checked settings of a linear bandit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -59,14 +61,6 @@ pub struct LinearBandit {
     dim: usize,
     size: usize,
     half_life: Option<f64>,
-    state: LinearBanditState,
-}
-
-/// What it remembers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct LinearBanditState {
-    /// The ridge that new models begin with.
-    ridge: f64,
     features: Features,
     models: Vec<Ridge>,
 }
@@ -80,43 +74,31 @@ impl LinearBandit {
     pub fn new(spec: LinearBanditSpec, dim: usize, models: usize, half_life: Option<f64>) -> Self {
         let size = Features::size(spec.features, dim, spec.feature_rank);
         let features = Features::new(spec.features);
-        let state =
-            LinearBanditState { ridge: spec.ridge, features, models: vec![Ridge::new(size, spec.ridge); models] };
-        Self { spec, dim, size, half_life, state }
+        let models = vec![Ridge::new(size, spec.ridge); models];
+        Self { spec, dim, size, half_life, features, models }
     }
 
-    /// Goes on from a state, if it fits.
+    /// Restores a record; none if it does not fit.
     pub fn restore(
         spec: LinearBanditSpec,
         dim: usize,
         models: usize,
         half_life: Option<f64>,
-        mut state: LinearBanditState,
+        record: LinearBanditRecord,
     ) -> Option<Self> {
-        let mut bandit = Self::new(spec, dim, models, half_life);
-        let LinearBanditSpec { features, feature_rank, ridge, .. } = bandit.spec;
-        let sound = state.features.is_sound(features, dim, feature_rank, models)
-            && state.models.len() == models
-            && state.models.iter().all(|model| model.is_sound(bandit.size));
-        state.ridge = ridge;
-        state.models.iter_mut().filter(|_| sound).for_each(Ridge::solve);
-        bandit.state = state;
-        sound.then_some(bandit)
-    }
-
-    /// Moves to another set of models, of which `places` says where each was; of a new one nothing is known.
-    pub fn remap(state: &mut LinearBanditState, places: &[Option<usize>]) {
-        let size = state.models.first().map_or(0, |model| model.weights().len());
-        pick(&mut state.models, places, || Ridge::new(size, state.ridge));
-        if let Features::WarmUp(early) = &mut state.features {
-            let moved = |old: usize| places.iter().position(|place| *place == Some(old));
-            early.iter_mut().for_each(|one| one.model = one.model.and_then(moved));
+        let size = Features::size(spec.features, dim, spec.feature_rank);
+        let features = Features::from_record(record.features, spec.features, dim, spec.feature_rank, models)?;
+        if record.models.len() != models {
+            return None;
         }
+        let ridge = |record: RidgeRecord| Ridge::from_record(record, size);
+        let models = record.models.into_iter().map(ridge).collect::<Option<Vec<Ridge>>>()?;
+        Some(Self { spec, dim, size, half_life, features, models })
     }
 
     fn learn(&mut self, query: &[f64], model: Option<usize>, reward: f64) {
-        let phi = self.state.features.of(query, self.size);
-        if let Some(ridge) = model.and_then(|model| self.state.models.get_mut(model)) {
+        let phi = self.features.of(query, self.size);
+        if let Some(ridge) = model.and_then(|model| self.models.get_mut(model)) {
             ridge.add(&phi, reward - MIDDLE);
         }
     }
@@ -124,13 +106,13 @@ impl LinearBandit {
     fn forget(&mut self, examples: usize) {
         let keep = shrink(self.half_life, examples);
         if keep < 1.0 {
-            self.state.models.iter_mut().for_each(|model| model.forget(keep, self.spec.ridge));
+            self.models.iter_mut().for_each(|model| model.forget(keep, self.spec.ridge));
         }
     }
 
     /// Keeps an example until there are enough to know the directions; then all are learned again, with them.
     fn warm_up(&mut self, lesson: &Lesson) {
-        let Features::WarmUp(early) = &mut self.state.features else { return };
+        let Features::WarmUp(early) = &mut self.features else { return };
         let example = &lesson.example;
         let (query, reward) = (example.query().as_slice().to_vec(), example.reward());
         early.push(Early { query, model: Some(example.model()), reward });
@@ -139,8 +121,8 @@ impl LinearBandit {
         }
         let early = std::mem::take(early);
         let directions = leading_directions(&early, self.dim, self.spec.feature_rank);
-        self.state.features = Features::Quadratic(directions);
-        self.state.models.fill(Ridge::new(self.size, self.spec.ridge));
+        self.features = Features::Quadratic(directions);
+        self.models.fill(Ridge::new(self.size, self.spec.ridge));
         for Early { query, model, reward } in early {
             self.forget(1);
             self.learn(&query, model, reward);
@@ -150,17 +132,17 @@ impl LinearBandit {
 
 impl Learner for LinearBandit {
     fn scores(&self, query: &Query, scores: &mut [f64]) {
-        let phi = self.state.features.of(query.as_slice(), self.size);
-        scores.iter_mut().zip(&self.state.models).for_each(|(score, model)| *score = model.mean(&phi));
+        let phi = self.features.of(query.as_slice(), self.size);
+        scores.iter_mut().zip(&self.models).for_each(|(score, model)| *score = model.mean(&phi));
     }
 
     fn index(&self, query: &Query, luck: &mut ChaCha8Rng, scores: &mut [f64]) -> bool {
-        let phi = self.state.features.of(query.as_slice(), self.size);
+        let phi = self.features.of(query.as_slice(), self.size);
         let draws = match self.spec.exploration {
             Exploration::Ucb => vec![1.0; scores.len()],
             Exploration::Thompson => normals(scores.len(), luck),
         };
-        for ((score, model), draw) in scores.iter_mut().zip(&self.state.models).zip(draws) {
+        for ((score, model), draw) in scores.iter_mut().zip(&self.models).zip(draws) {
             *score = model.mean(&phi) + self.spec.alpha * draw * model.width(&phi);
         }
         true
@@ -173,19 +155,32 @@ impl Learner for LinearBandit {
             self.learn(example.query().as_slice(), Some(example.model()), example.reward());
             self.warm_up(lesson);
         }
-        self.state.models.iter_mut().for_each(Ridge::solve);
+        self.models.iter_mut().for_each(Ridge::solve);
     }
 
     fn score_forms(&self) -> Vec<ScoreForm> {
-        let form = |model: &Ridge| self.state.features.score_form(model.weights(), self.dim);
-        self.state.models.iter().map(form).collect()
+        let form = |model: &Ridge| self.features.score_form(model.weights(), self.dim);
+        self.models.iter().map(form).collect()
     }
 
     fn play(&self, version: u64) -> Play {
         square_cb(self.spec.inverse_gap, version)
     }
 
-    fn save(&self) -> LearnerState {
-        LearnerState::LinearBandit(self.state.clone())
+    /// Of a new model nothing is known.
+    fn remap(&mut self, places: &[Option<usize>]) {
+        pick(&mut self.models, places, || Ridge::new(self.size, self.spec.ridge));
+        if let Features::WarmUp(early) = &mut self.features {
+            let moved = |old: usize| places.iter().position(|place| *place == Some(old));
+            early.iter_mut().for_each(|one| one.model = one.model.and_then(moved));
+        }
+    }
+
+    fn save(&self) -> AlgorithmRecord {
+        AlgorithmRecord::LinearBandit(LinearBanditRecord {
+            ridge: self.spec.ridge,
+            features: self.features.record(),
+            models: self.models.iter().map(Ridge::record).collect(),
+        })
     }
 }

@@ -23,8 +23,10 @@ use crate::hpg::gradient::GradientSpec;
 use crate::hpg::linalg::{axpy, dot};
 use crate::hpg::schedule::{Rate, shrink};
 use crate::hpg::spectra::pick;
-use crate::learner::{Learner, LearnerState, Lesson};
+use crate::learner::{Learner, Lesson};
 use crate::router::ScoreForm;
+use crate::wire::records::learner::AlgorithmRecord;
+use crate::wire::records::learner::rivals::{LinearRecord, LogLinearRecord};
 
 /// Checked settings of natural policy gradient.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,15 +44,7 @@ pub struct LogLinearSpec {
 pub struct LogLinear {
     spec: LogLinearSpec,
     half_life: Option<f64>,
-    state: LogLinearState,
-}
-
-/// What it remembers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct LogLinearState {
     models: Vec<Direction>,
-    /// The ridge that new models begin with.
-    ridge: f64,
     /// t: examples, and one before the first.
     examples: f64,
     /// t of which the ridge is.
@@ -58,7 +52,7 @@ pub struct LogLinearState {
 }
 
 /// One model.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 struct Direction {
     theta: Vec<f64>,
     /// (t F)^-1
@@ -81,52 +75,46 @@ impl LogLinear {
     /// theta = 0.
     pub fn new(spec: LogLinearSpec, dim: usize, models: usize, half_life: Option<f64>) -> Self {
         let models = vec![Direction::new(dim, spec.ridge); models];
-        let state = LogLinearState { models, ridge: spec.ridge, examples: 1.0, ridged: 1.0 };
-        Self { spec, half_life, state }
+        Self { spec, half_life, models, examples: 1.0, ridged: 1.0 }
     }
 
-    /// Goes on from a state, if it fits.
+    /// Restores a record; none if it does not fit.
     pub fn restore(
         spec: LogLinearSpec,
         dim: usize,
         models: usize,
         half_life: Option<f64>,
-        mut state: LogLinearState,
+        record: LogLinearRecord,
     ) -> Option<Self> {
-        let sound = state.models.len() == models
-            && state.models.iter().all(|model| model.is_sound(dim))
-            && (1.0..=SUM_MAX).contains(&state.examples)
-            && (KEEP_MIN..=state.examples).contains(&state.ridged);
-        state.ridge = spec.ridge;
-        sound.then_some(Self { spec, half_life, state })
-    }
-
-    /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
-    pub fn remap(state: &mut LogLinearState, places: &[Option<usize>], dim: usize) {
-        pick(&mut state.models, places, || Direction::new(dim, state.ridge * state.ridged));
+        let LogLinearRecord { models: records, examples, ridge_examples: ridged, .. } = record;
+        let is_sound =
+            records.len() == models && (1.0..=SUM_MAX).contains(&examples) && (KEEP_MIN..=examples).contains(&ridged);
+        let direction = |record: LinearRecord| Direction::from_record(record, dim);
+        let models = records.into_iter().map(direction).collect::<Option<Vec<Direction>>>()?;
+        is_sound.then_some(Self { spec, half_life, models, examples, ridged })
     }
 
     fn linear_scores(&self, query: &[f64], scores: &mut [f64]) {
-        scores.iter_mut().zip(&self.state.models).for_each(|(score, model)| *score = dot(&model.theta, query));
+        scores.iter_mut().zip(&self.models).for_each(|(score, model)| *score = dot(&model.theta, query));
     }
 
     /// The past counts less; F, which is a mean over it, stays as it is.
     fn forget(&mut self, keep: f64) {
-        for model in &mut self.state.models {
+        for model in &mut self.models {
             model.theta.iter_mut().for_each(|x| *x *= keep);
             model.inverse.scale(keep.recip());
         }
-        self.state.examples *= keep;
-        self.state.ridged *= keep;
+        self.examples *= keep;
+        self.ridged *= keep;
     }
 
     fn count(&mut self, examples: usize) {
-        self.state.examples += examples as f64;
-        if self.state.examples > GROWTH * self.state.ridged {
-            let more = self.spec.ridge * (self.state.examples - self.state.ridged);
+        self.examples += examples as f64;
+        if self.examples > GROWTH * self.ridged {
+            let more = self.spec.ridge * (self.examples - self.ridged);
             let whole = |model: &mut Direction| model.inverse = regularised(&model.inverse, 1.0, more);
-            self.state.models.iter_mut().for_each(whole);
-            self.state.ridged = self.state.examples;
+            self.models.iter_mut().for_each(whole);
+            self.ridged = self.examples;
         }
     }
 }
@@ -137,7 +125,7 @@ impl Learner for LogLinear {
     }
 
     fn apply(&mut self, batch: &[Lesson], version: u64) {
-        let models = self.state.models.len();
+        let models = self.models.len();
         let mut policies = Vec::with_capacity(batch.len());
         for lesson in batch {
             let scores = |out: &mut [f64]| self.linear_scores(lesson.example.query().as_slice(), out);
@@ -149,15 +137,15 @@ impl Learner for LogLinear {
         }
         self.count(batch.len());
         for (lesson, policy) in batch.iter().zip(&policies) {
-            for (model, pi) in self.state.models.iter_mut().zip(policy.iter()) {
+            for (model, pi) in self.models.iter_mut().zip(policy.iter()) {
                 model.see(pi * (1.0 - pi), lesson.example.query().as_slice());
             }
         }
-        let rate = self.spec.rate.at(version + batch.len() as u64) * self.state.examples;
+        let rate = self.spec.rate.at(version + batch.len() as u64) * self.examples;
         let mut c = Vec::with_capacity(models);
         for (lesson, policy) in batch.iter().zip(&policies) {
             self.spec.gradient.coefficients(lesson, policy, &mut c);
-            for (model, c) in self.state.models.iter_mut().zip(&c) {
+            for (model, c) in self.models.iter_mut().zip(&c) {
                 axpy(rate * c, &model.inverse.times(lesson.example.query().as_slice()), &mut model.theta);
             }
         }
@@ -165,11 +153,21 @@ impl Learner for LogLinear {
 
     fn score_forms(&self) -> Vec<ScoreForm> {
         let linear = |model: &Direction| model.theta.iter().map(|&x| x as f32).collect();
-        self.state.models.iter().map(|model| ScoreForm { linear: linear(model), ..ScoreForm::default() }).collect()
+        self.models.iter().map(|model| ScoreForm { linear: linear(model), ..ScoreForm::default() }).collect()
     }
 
-    fn save(&self) -> LearnerState {
-        LearnerState::LogLinear(self.state.clone())
+    fn remap(&mut self, places: &[Option<usize>]) {
+        let (dim, ridge) = (self.models.first().map_or(0, |model| model.theta.len()), self.spec.ridge * self.ridged);
+        pick(&mut self.models, places, || Direction::new(dim, ridge));
+    }
+
+    fn save(&self) -> AlgorithmRecord {
+        AlgorithmRecord::LogLinear(LogLinearRecord {
+            models: self.models.iter().map(Direction::record).collect(),
+            ridge: self.spec.ridge,
+            examples: self.examples,
+            ridge_examples: self.ridged,
+        })
     }
 }
 
@@ -185,11 +183,15 @@ impl Direction {
         self.inverse.add(-weight / (1.0 + weight * curvature), &product);
     }
 
-    fn is_sound(&self, dim: usize) -> bool {
-        self.theta.len() == dim
-            && self.theta.iter().all(|x| x.abs() <= SUM_MAX)
-            && self.inverse.is_bounded(dim, INVERSE_MAX)
-            && self.inverse.is_positive()
+    fn record(&self) -> LinearRecord {
+        LinearRecord { parameters: self.theta.clone(), inverse_fisher: self.inverse.record() }
+    }
+
+    fn from_record(record: LinearRecord, dim: usize) -> Option<Self> {
+        let LinearRecord { parameters: theta, inverse_fisher } = record;
+        let inverse = Symmetric::from_record(inverse_fisher, dim, INVERSE_MAX)?;
+        let is_sound = theta.len() == dim && theta.iter().all(|x| x.abs() <= SUM_MAX) && inverse.is_positive();
+        is_sound.then_some(Self { theta, inverse })
     }
 }
 
@@ -219,7 +221,7 @@ mod tests {
                 let example = Example::new(query, (t % 2) as usize, vec![p, 1.0 - p], None, reward).unwrap();
                 learner.apply(&[Lesson { example, mean_before: 0.5 }], u64::from(t));
             }
-            let state = &learner.state;
+            let state = &learner;
             assert!(state.ridged <= state.examples && state.examples <= GROWTH * state.ridged);
             let (values, vectors) = fisher.eigen();
             let inverse: Vec<f64> = values.iter().map(|value| (value + ridge * state.ridged).recip()).collect();

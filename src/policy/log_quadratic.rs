@@ -21,8 +21,10 @@ use crate::hpg::learner::score_form;
 use crate::hpg::linalg::{axpy, columns_dot, dot, product, symmetric_eigen};
 use crate::hpg::schedule::{Rate, shrink};
 use crate::hpg::spectra::{Eigen, UNIT_MAX, extend_basis, pick};
-use crate::learner::{Learner, LearnerState, Lesson};
+use crate::learner::{Learner, Lesson};
 use crate::router::ScoreForm;
+use crate::wire::records::learner::AlgorithmRecord;
+use crate::wire::records::learner::rivals::{LogQuadraticRecord, SymmetricRecord, TruncatedRecord};
 
 /// Checked settings of Euclidean policy gradient.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,13 +44,13 @@ pub struct LogQuadratic {
     dim: usize,
     models: usize,
     half_life: Option<f64>,
-    state: LogQuadraticState,
+    parameters: Parameters,
     decomposed: OnceCell<Vec<Eigen>>,
 }
 
-/// What it remembers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum LogQuadraticState {
+/// The parameters of all models.
+#[derive(Debug, Clone)]
+enum Parameters {
     /// W of each model.
     Dense(Vec<Symmetric>),
     /// W of each model but for the last steps, and these.
@@ -61,8 +63,8 @@ pub enum LogQuadraticState {
 }
 
 /// One model's part of a truncated state: W = V diag(lambda) V' + sum_i steps_i q_i q_i'.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Kept {
+#[derive(Debug, Clone, Default)]
+struct Kept {
     lambda: Vec<f64>,
     /// d x r
     vectors: Vec<f64>,
@@ -79,53 +81,38 @@ const SUM_MAX: f64 = 1e30;
 impl LogQuadratic {
     /// W = 0.
     pub fn new(spec: LogQuadraticSpec, dim: usize, models: usize, half_life: Option<f64>) -> Self {
-        let state = match spec.rank {
-            None => LogQuadraticState::Dense(vec![Symmetric::identity(dim, 0.0); models]),
-            Some(_) => LogQuadraticState::Truncated { kept: vec![Kept::default(); models], recent: Vec::new() },
+        let parameters = match spec.rank {
+            None => Parameters::Dense(vec![Symmetric::identity(dim, 0.0); models]),
+            Some(_) => Parameters::Truncated { kept: vec![Kept::default(); models], recent: Vec::new() },
         };
-        Self { spec, dim, models, half_life, state, decomposed: OnceCell::new() }
+        Self { spec, dim, models, half_life, parameters, decomposed: OnceCell::new() }
     }
 
-    /// Goes on from a state, if it fits.
+    /// Restores a record; none if it does not fit. Another rank, or none, keeps the eigenvalues of largest magnitude.
     pub fn restore(
         spec: LogQuadraticSpec,
         dim: usize,
         models: usize,
         half_life: Option<f64>,
-        state: LogQuadraticState,
+        record: LogQuadraticRecord,
     ) -> Option<Self> {
-        let sound = match (&state, spec.rank) {
-            (LogQuadraticState::Dense(all), None) => {
-                all.len() == models && all.iter().all(|w| w.is_bounded(dim, SUM_MAX))
-            }
-            (LogQuadraticState::Truncated { kept, recent }, Some(rank)) => {
-                let steps = recent.len() / dim;
-                recent.len() == steps * dim
-                    && steps < RECENT_MAX
-                    && recent.iter().all(|x| x.abs() <= UNIT_MAX)
-                    && kept.len() == models
-                    && kept.iter().all(|model| model.is_sound(dim, rank, steps))
-            }
-            _ => false,
-        };
-        sound.then(|| Self { spec, dim, models, half_life, state, decomposed: OnceCell::new() })
-    }
-
-    /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
-    pub fn remap(state: &mut LogQuadraticState, places: &[Option<usize>], dim: usize) {
-        match state {
-            LogQuadraticState::Dense(all) => pick(all, places, || Symmetric::identity(dim, 0.0)),
-            LogQuadraticState::Truncated { kept, recent } => {
-                let steps = vec![0.0; recent.len() / dim];
-                pick(kept, places, || Kept { steps: steps.clone(), ..Kept::default() });
+        let parameters = Parameters::from_record(record, dim, models)?;
+        let fits = parameters.fits_rank(spec.rank);
+        let mut restored = Self { spec, dim, models, half_life, parameters, decomposed: OnceCell::new() };
+        if !fits {
+            let eigens = restored.eigens();
+            restored = Self::new(restored.spec, dim, models, half_life);
+            for (model, Eigen { lambda, vectors, .. }) in eigens.iter().enumerate() {
+                restored.set(model, lambda, vectors);
             }
         }
+        Some(restored)
     }
 
     fn step(&mut self, query: &[f64], steps: &[f64]) {
-        match &mut self.state {
-            LogQuadraticState::Dense(all) => all.iter_mut().zip(steps).for_each(|(w, step)| w.add(*step, query)),
-            LogQuadraticState::Truncated { kept, recent } => {
+        match &mut self.parameters {
+            Parameters::Dense(all) => all.iter_mut().zip(steps).for_each(|(w, step)| w.add(*step, query)),
+            Parameters::Truncated { kept, recent } => {
                 recent.extend_from_slice(query);
                 kept.iter_mut().zip(steps).for_each(|(model, step)| model.steps.push(*step));
                 if recent.len() >= RECENT_MAX * query.len() {
@@ -138,9 +125,9 @@ impl LogQuadratic {
     }
 
     fn forget(&mut self, keep: f64) {
-        match &mut self.state {
-            LogQuadraticState::Dense(all) => all.iter_mut().for_each(|w| w.scale(keep)),
-            LogQuadraticState::Truncated { kept, .. } => {
+        match &mut self.parameters {
+            Parameters::Dense(all) => all.iter_mut().for_each(|w| w.scale(keep)),
+            Parameters::Truncated { kept, .. } => {
                 kept.iter_mut()
                     .flat_map(|model| model.lambda.iter_mut().chain(&mut model.steps))
                     .for_each(|x| *x *= keep);
@@ -149,11 +136,11 @@ impl LogQuadratic {
     }
 
     fn quadratic_scores(&self, query: &[f64], scores: &mut [f64]) {
-        match &self.state {
-            LogQuadraticState::Dense(all) => {
+        match &self.parameters {
+            Parameters::Dense(all) => {
                 scores.iter_mut().zip(all).for_each(|(score, w)| *score = w.form(query));
             }
-            LogQuadraticState::Truncated { kept, recent } => {
+            Parameters::Truncated { kept, recent } => {
                 let mut recent_products = Vec::new();
                 columns_dot(recent, query, &mut recent_products);
                 let squares: Vec<f64> = recent_products.iter().map(|x| x * x).collect();
@@ -196,9 +183,9 @@ impl Learner for LogQuadratic {
     }
 
     fn eigens(&self) -> Vec<Eigen> {
-        let decompose = || match &self.state {
-            LogQuadraticState::Dense(all) => all.iter().map(Symmetric::to_eigen).collect(),
-            LogQuadraticState::Truncated { kept, recent } => {
+        let decompose = || match &self.parameters {
+            Parameters::Dense(all) => all.iter().map(Symmetric::to_eigen).collect(),
+            Parameters::Truncated { kept, recent } => {
                 kept.iter().map(|model| model.worked_in(recent, self.dim, self.dim).into_eigen()).collect()
             }
         };
@@ -207,19 +194,72 @@ impl Learner for LogQuadratic {
 
     fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
         self.decomposed.take();
-        match (&mut self.state, self.spec.rank) {
-            (LogQuadraticState::Truncated { kept, recent }, Some(rank)) => {
+        match (&mut self.parameters, self.spec.rank) {
+            (Parameters::Truncated { kept, recent }, Some(rank)) => {
                 let steps = vec![0.0; recent.len() / self.dim];
                 kept[model] = Kept { steps, ..Kept::largest(lambda, vectors, self.dim, rank) };
             }
-            (LogQuadraticState::Dense(all), _) => all[model] = Symmetric::compose(self.dim, lambda, vectors),
+            (Parameters::Dense(all), _) => all[model] = Symmetric::compose(self.dim, lambda, vectors),
             _ => return false,
         }
         true
     }
 
-    fn save(&self) -> LearnerState {
-        LearnerState::LogQuadratic(self.state.clone())
+    fn remap(&mut self, places: &[Option<usize>]) {
+        self.decomposed.take();
+        self.models = places.len();
+        match &mut self.parameters {
+            Parameters::Dense(all) => pick(all, places, || Symmetric::identity(self.dim, 0.0)),
+            Parameters::Truncated { kept, recent } => {
+                let steps = vec![0.0; recent.len() / self.dim];
+                pick(kept, places, || Kept { steps: steps.clone(), ..Kept::default() });
+            }
+        }
+    }
+
+    fn save(&self) -> AlgorithmRecord {
+        AlgorithmRecord::LogQuadratic(self.parameters.record())
+    }
+}
+
+impl Parameters {
+    fn record(&self) -> LogQuadraticRecord {
+        match self {
+            Self::Dense(all) => LogQuadraticRecord::Dense(all.iter().map(Symmetric::record).collect()),
+            Self::Truncated { kept, recent } => LogQuadraticRecord::Truncated {
+                models: kept.iter().map(Kept::record).collect(),
+                recent_queries: recent.clone(),
+            },
+        }
+    }
+
+    fn from_record(record: LogQuadraticRecord, dim: usize, models: usize) -> Option<Self> {
+        match record {
+            LogQuadraticRecord::Dense(all) => {
+                let matrix = |record: SymmetricRecord| Symmetric::from_record(record, dim, SUM_MAX);
+                let all = all.into_iter().map(matrix).collect::<Option<Vec<Symmetric>>>()?;
+                (all.len() == models).then_some(Self::Dense(all))
+            }
+            LogQuadraticRecord::Truncated { models: records, recent_queries: recent } => {
+                let steps = recent.len() / dim;
+                let is_sound = recent.len() == steps * dim
+                    && steps < RECENT_MAX
+                    && recent.iter().all(|x| x.abs() <= UNIT_MAX)
+                    && records.len() == models;
+                let kept = |record: TruncatedRecord| Kept::from_record(record, dim, steps);
+                let kept = records.into_iter().map(kept).collect::<Option<Vec<Kept>>>()?;
+                is_sound.then_some(Self::Truncated { kept, recent })
+            }
+        }
+    }
+
+    /// Whether they have the form, and no more eigenvalues, than a rank asks for.
+    fn fits_rank(&self, rank: Option<usize>) -> bool {
+        match (self, rank) {
+            (Self::Dense(_), None) => true,
+            (Self::Truncated { kept, .. }, Some(rank)) => kept.iter().all(|model| model.lambda.len() <= rank),
+            _ => false,
+        }
     }
 }
 
@@ -265,13 +305,20 @@ impl Kept {
         Eigen { gamma: self.lambda.clone(), lambda: self.lambda, vectors: self.vectors }
     }
 
-    fn is_sound(&self, dim: usize, rank: usize, steps: usize) -> bool {
-        let bounded = |values: &[f64]| values.iter().all(|x| x.abs() <= SUM_MAX);
-        self.lambda.len() <= rank
-            && self.vectors.len() == self.lambda.len() * dim
-            && self.vectors.iter().all(|x| x.abs() <= UNIT_MAX)
-            && self.steps.len() == steps
-            && bounded(&self.lambda)
-            && bounded(&self.steps)
+    fn record(&self) -> TruncatedRecord {
+        let Self { lambda, vectors, steps } = self.clone();
+        TruncatedRecord { eigenvalues: lambda, eigenvectors: vectors, steps }
+    }
+
+    fn from_record(record: TruncatedRecord, dim: usize, recent: usize) -> Option<Self> {
+        let TruncatedRecord { eigenvalues: lambda, eigenvectors: vectors, steps } = record;
+        let is_bounded = |values: &[f64]| values.iter().all(|x| x.abs() <= SUM_MAX);
+        let is_sound = lambda.len() <= dim
+            && vectors.len() == lambda.len() * dim
+            && vectors.iter().all(|x| x.abs() <= UNIT_MAX)
+            && steps.len() == recent
+            && is_bounded(&lambda)
+            && is_bounded(&steps);
+        is_sound.then_some(Self { lambda, vectors, steps })
     }
 }

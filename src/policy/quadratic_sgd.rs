@@ -21,8 +21,10 @@ use crate::hpg::learner::score_form;
 use crate::hpg::overlap::Overlap;
 use crate::hpg::schedule::shrink;
 use crate::hpg::spectra::{Eigen, pick};
-use crate::learner::{Learner, LearnerState, Lesson, Play};
+use crate::learner::{Learner, Lesson, Play};
 use crate::router::ScoreForm;
+use crate::wire::records::learner::AlgorithmRecord;
+use crate::wire::records::learner::rivals::{QuadraticRecord, QuadraticSgdRecord};
 
 /// Checked settings of quadratic regression.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,19 +41,13 @@ pub struct QuadraticSgd {
     spec: QuadraticSgdSpec,
     dim: usize,
     half_life: Option<f64>,
-    state: QuadraticSgdState,
+    overlap: Overlap,
+    models: Vec<Regression>,
     decomposed: OnceCell<Vec<Eigen>>,
 }
 
-/// What it remembers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct QuadraticSgdState {
-    overlap: Overlap,
-    models: Vec<Regression>,
-}
-
 /// One model's W and how often it was played.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 struct Regression {
     w: Symmetric,
     played: f64,
@@ -63,35 +59,31 @@ const SUM_MAX: f64 = 1e30;
 impl QuadraticSgd {
     /// W = 0.
     pub fn new(spec: QuadraticSgdSpec, dim: usize, models: usize, half_life: Option<f64>) -> Self {
-        let state = QuadraticSgdState { overlap: Overlap::default(), models: vec![Regression::new(dim); models] };
-        Self { spec, dim, half_life, state, decomposed: OnceCell::new() }
+        let (overlap, models) = (Overlap::default(), vec![Regression::new(dim); models]);
+        Self { spec, dim, half_life, overlap, models, decomposed: OnceCell::new() }
     }
 
-    /// Goes on from a state, if it fits.
+    /// Restores a record; none if it does not fit.
     pub fn restore(
         spec: QuadraticSgdSpec,
         dim: usize,
         models: usize,
         half_life: Option<f64>,
-        state: QuadraticSgdState,
+        record: QuadraticSgdRecord,
     ) -> Option<Self> {
-        let sound = state.overlap.is_sound(dim)
-            && state.models.len() == models
-            && state.models.iter().all(|model| model.is_sound(dim));
-        sound.then(|| Self { spec, dim, half_life, state, decomposed: OnceCell::new() })
-    }
-
-    /// Moves to another set of models, of which `places` says where each was; a new one starts at zero.
-    pub fn remap(state: &mut QuadraticSgdState, places: &[Option<usize>], dim: usize) {
-        pick(&mut state.models, places, || Regression::new(dim));
+        let overlap = Overlap::from_record(record.overlap, dim)?;
+        let regression = |record: QuadraticRecord| Regression::from_record(record, dim);
+        let restored = record.models.into_iter().map(regression).collect::<Option<Vec<Regression>>>()?;
+        let fits = restored.len() == models;
+        fits.then(|| Self { spec, dim, half_life, overlap, models: restored, decomposed: OnceCell::new() })
     }
 
     fn learn(&mut self, lesson: &Lesson) {
         let example = &lesson.example;
         let query = example.query().as_slice();
-        self.state.overlap.see(query);
-        let model = &mut self.state.models[example.model()];
-        let rate = (self.spec.eta / (self.state.overlap.mean() * (model.played + 1.0).sqrt())).min(1.0);
+        self.overlap.see(query);
+        let model = &mut self.models[example.model()];
+        let rate = (self.spec.eta / (self.overlap.mean() * (model.played + 1.0).sqrt())).min(1.0);
         let error = example.reward() - lesson.mean_before - model.w.form(query);
         model.w.add(rate * error, query);
         model.played += 1.0;
@@ -100,14 +92,14 @@ impl QuadraticSgd {
 
 impl Learner for QuadraticSgd {
     fn scores(&self, query: &Query, scores: &mut [f64]) {
-        scores.iter_mut().zip(&self.state.models).for_each(|(score, model)| *score = model.w.form(query.as_slice()));
+        scores.iter_mut().zip(&self.models).for_each(|(score, model)| *score = model.w.form(query.as_slice()));
     }
 
     fn apply(&mut self, batch: &[Lesson], _version: u64) {
         self.decomposed.take();
         let keep = shrink(self.half_life, batch.len());
         if keep < 1.0 {
-            for model in &mut self.state.models {
+            for model in &mut self.models {
                 model.w.scale(keep);
                 model.played *= keep;
             }
@@ -120,7 +112,7 @@ impl Learner for QuadraticSgd {
     }
 
     fn eigens(&self) -> Vec<Eigen> {
-        let decompose = || self.state.models.iter().map(|model| model.w.to_eigen()).collect();
+        let decompose = || self.models.iter().map(|model| model.w.to_eigen()).collect();
         self.decomposed.get_or_init(decompose).clone()
     }
 
@@ -130,12 +122,18 @@ impl Learner for QuadraticSgd {
 
     fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
         self.decomposed.take();
-        self.state.models[model].w = Symmetric::compose(self.dim, lambda, vectors);
+        self.models[model].w = Symmetric::compose(self.dim, lambda, vectors);
         true
     }
 
-    fn save(&self) -> LearnerState {
-        LearnerState::QuadraticSgd(self.state.clone())
+    fn remap(&mut self, places: &[Option<usize>]) {
+        self.decomposed.take();
+        pick(&mut self.models, places, || Regression::new(self.dim));
+    }
+
+    fn save(&self) -> AlgorithmRecord {
+        let models = self.models.iter().map(Regression::record).collect();
+        AlgorithmRecord::QuadraticSgd(QuadraticSgdRecord { overlap: self.overlap.record(), models })
     }
 }
 
@@ -144,8 +142,13 @@ impl Regression {
         Self { w: Symmetric::identity(dim, 0.0), played: 0.0 }
     }
 
-    fn is_sound(&self, dim: usize) -> bool {
-        self.w.is_bounded(dim, SUM_MAX) && (0.0..=SUM_MAX).contains(&self.played)
+    fn record(&self) -> QuadraticRecord {
+        QuadraticRecord { parameters: self.w.record(), examples: self.played }
+    }
+
+    fn from_record(record: QuadraticRecord, dim: usize) -> Option<Self> {
+        let w = Symmetric::from_record(record.parameters, dim, SUM_MAX)?;
+        (0.0..=SUM_MAX).contains(&record.examples).then_some(Self { w, played: record.examples })
     }
 }
 

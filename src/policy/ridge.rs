@@ -9,13 +9,12 @@
 //! is kept beside them, `fade`; when it falls below a half, it is multiplied in and the ridge, which must not be
 //! forgotten, is made whole again, in the eigenbasis.
 
-use serde::{Deserialize, Serialize};
-
 use super::symmetric::Symmetric;
 use crate::hpg::linalg::{axpy, dot};
+use crate::wire::records::learner::rivals::RidgeRecord;
 
 /// The regression of one model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Ridge {
     /// A^-1, but for `fade`.
     inverse: Symmetric,
@@ -23,10 +22,8 @@ pub struct Ridge {
     moment: Vec<f64>,
     /// What is left of A and b.
     fade: f64,
-    #[serde(skip)]
     weights: Vec<f64>,
     /// Whether the weights are those of A and b.
-    #[serde(skip)]
     solved: bool,
 }
 
@@ -88,8 +85,24 @@ impl Ridge {
         (self.inverse.form(features) / self.fade).max(0.0).sqrt()
     }
 
-    /// Whether a state from outside can be one of `n` features.
-    pub fn is_sound(&self, n: usize) -> bool {
+    /// The record of its state, from which the weights follow.
+    pub fn record(&self) -> RidgeRecord {
+        RidgeRecord { inverse: self.inverse.record(), moment: self.moment.clone(), fade: self.fade }
+    }
+
+    /// Restores a record of `n` features; none if it does not fit.
+    pub fn from_record(record: RidgeRecord, n: usize) -> Option<Self> {
+        let RidgeRecord { inverse, moment, fade } = record;
+        let inverse = Symmetric::from_record(inverse, n, INVERSE_MAX)?;
+        let mut ridge = Self { inverse, moment, fade, weights: Vec::new(), solved: false };
+        if !ridge.is_sound(n) {
+            return None;
+        }
+        ridge.solve();
+        Some(ridge)
+    }
+
+    fn is_sound(&self, n: usize) -> bool {
         self.inverse.is_bounded(n, INVERSE_MAX)
             && self.inverse.is_positive()
             && self.moment.len() == n

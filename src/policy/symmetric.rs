@@ -1,14 +1,14 @@
 //! A dense symmetric matrix, held as its lower triangle.
 
 use faer::{MatRef, Side};
-use serde::{Deserialize, Serialize};
 
 use crate::hpg::kernel::{triangle_add, triangle_times};
 use crate::hpg::linalg::{compose, dot, symmetric_eigen};
 use crate::hpg::spectra::Eigen;
+use crate::wire::records::learner::rivals::SymmetricRecord;
 
 /// n x n, the lower triangle packed column by column.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Symmetric {
     n: usize,
     packed: Vec<f64>,
@@ -37,6 +37,17 @@ impl Symmetric {
     pub fn from_lower(n: usize, entry: impl Fn(usize, usize) -> f64) -> Self {
         let entry = &entry;
         Self { n, packed: (0..n).flat_map(|j| (j..n).map(move |i| entry(i, j))).collect() }
+    }
+
+    /// Its record.
+    pub fn record(&self) -> SymmetricRecord {
+        SymmetricRecord { size: self.n as u64, lower: self.packed.clone() }
+    }
+
+    /// Restores a record; none unless it has this size and no entry beyond `most` in magnitude.
+    pub fn from_record(record: SymmetricRecord, n: usize, most: f64) -> Option<Self> {
+        let SymmetricRecord { size, lower: packed } = record;
+        Some(Self { n: usize::try_from(size).ok()?, packed }).filter(|matrix| matrix.is_bounded(n, most))
     }
 
     /// += a I

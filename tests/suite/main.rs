@@ -28,6 +28,7 @@ mod params;
 mod picture;
 mod replay;
 mod reports;
+mod restore;
 mod rivals;
 mod router;
 mod sidecar;

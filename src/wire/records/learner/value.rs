@@ -1,0 +1,91 @@
+//! Estimates of the policy value: what the learner's policy and its rivals would have earned on the logged examples.
+//!
+//! For an example, p is the propensity of the chosen model, pi the probability that an evaluated policy gives it, w = pi / p
+//! (at most 1e6) and r the reward.
+
+use serde::{Deserialize, Serialize};
+
+/// What is known of the policy value, and the state of the guard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PolicyValueRecord {
+    /// Examples, evaluated or not.
+    pub examples: u64,
+    /// The estimates.
+    pub evaluation: EvaluationRecord,
+    /// Per model the rewards of the examples that chose it.
+    pub rewards: Vec<ModelRewardsRecord>,
+    /// Per model its probability in the mix that the guard plays beside the policy; empty before the guard has looked, when
+    /// all are equal.
+    pub fallback_mix: Vec<f64>,
+    /// Whether the guard has found that the policy pays.
+    pub pays: bool,
+}
+
+/// Rewards of one model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelRewardsRecord {
+    /// Sum of rewards.
+    pub sum: f64,
+    /// Number of rewards.
+    pub count: u64,
+}
+
+/// Estimates over all examples and over the latest ones. A list of estimates has the logged policy, the learner's, the
+/// uniform one, then per model the policy that always plays it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationRecord {
+    /// Number of models.
+    pub models: u64,
+    /// Evaluated examples.
+    pub events: u64,
+    /// Estimates over all of them.
+    pub all: Vec<EstimateRecord>,
+    /// Examples of a block.
+    pub block_events: u64,
+    /// Estimates over each of the latest blocks, oldest first; at most 10 blocks.
+    pub blocks: Vec<Vec<EstimateRecord>>,
+    /// Older blocks that were dropped.
+    pub blocks_dropped: u64,
+}
+
+/// Sums over examples for one policy.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EstimateRecord {
+    /// Sums of weights.
+    pub weights: WeightsRecord,
+    /// Sum of the doubly robust estimates.
+    pub robust: f64,
+    /// Sum of their squares.
+    pub robust_square: f64,
+    /// Of x = w r, then of x = w (1 - r).
+    pub value: [BoundRecord; 2],
+    /// Per model b of x = (w r + v (1 - r)) / 2, then of x = (v r + w (1 - r)) / 2; v is 1 / p if b was chosen, else 0.
+    /// Empty for the policies that always play one model.
+    pub lifts: Vec<[BoundRecord; 2]>,
+}
+
+/// Sums for self-normalised importance sampling.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct WeightsRecord {
+    /// Sum of w.
+    pub weight: f64,
+    /// Sum of w r.
+    pub reward: f64,
+    /// Sum of w^2.
+    pub square: f64,
+    /// Sum of w^2 r.
+    pub square_reward: f64,
+    /// Sum of w^2 r^2.
+    pub square_reward_square: f64,
+}
+
+/// Sums for a confidence bound on the mean of x >= 0.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct BoundRecord {
+    /// Number of x.
+    pub count: u64,
+    /// Sum of x.
+    pub sum: f64,
+    /// Sum of (x - c)^2; c in 0..1 is a guess from before x was known.
+    pub variation: f64,
+}
