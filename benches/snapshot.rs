@@ -1,4 +1,5 @@
-//! What a snapshot costs: the pause of the engine, and the durable commit, beside a plain file of the same bytes.
+//! What a snapshot costs: the pause of the engine, and the durable commit, beside a plain file of the same bytes; what a
+//! restart costs, beside reading the same bytes from a file; and what it would cost to multiply eigenvectors out.
 //!
 //! `cargo bench --bench snapshot`. d = 768, M = 8, k = 16, with 2000 updates and their traffic between two snapshots,
 //! as configured by default: each request's reward comes when so many later requests wait as the row says. The plain
@@ -16,9 +17,11 @@ use pointsman::engine::{Engine, Input, Side};
 use pointsman::report::{Column, Table};
 use pointsman::simulate::queries::{Queries, Shape};
 use pointsman::snapshot::{LaneHead, fingerprint};
-use pointsman::store::archive::Change;
-use pointsman::store::{self, DirArchive, SnapshotStore};
+use pointsman::state::backup::Backup;
+use pointsman::state::{Change, LaneStore, Retention};
+use pointsman::store::{self, Access, DirStore, SnapshotStore};
 use pointsman::wire::events::Parser;
+use pointsman::wire::records::Record;
 
 const DIM: usize = 768;
 const MODELS: usize = 8;
@@ -51,24 +54,48 @@ fn main() {
     let note = format!(
         "Times in ms, over {SNAPSHOTS} snapshots, {UPDATES} updates apart. Ratio: commit to the plain file beside it, medians."
     );
-    let mut table = Table { columns, rows: Vec::new(), note: Some(note) };
+    let commits = Table { columns, rows: Vec::new(), note: Some(note) };
+    let restarts = ["pending joins", "store", "records", "MB", "open", "restore", "first commit", "file", "ratio"];
+    let factors = ["pending joins", "pause p50", "multiply out p50", "share of pause", "factors MB", "vectors MB"];
+    let plain = |names: &[&'static str], note: &str| {
+        let columns = names.iter().map(|name| Column::right(name)).collect();
+        Table { columns, rows: Vec::new(), note: Some(note.to_owned()) }
+    };
+    let mut tables = [
+        commits,
+        plain(
+            &restarts,
+            "Times in ms, medians of 5. Open: the database with its own integrity check. Restore: all records read, verified and \
+             decoded into an engine. File: the same records read from one file, verified and decoded. Ratio: restore to file.",
+        ),
+        plain(
+            &factors,
+            "Times in ms. Multiply out: the eigenvectors of all models. A restart that continues bit for bit needs the factors, so \
+             storing eigenvectors too would add their bytes.",
+        ),
+    ];
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench-snapshot");
     for pending in PENDING {
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).expect("target can be written");
-        measure(pending, &directory, &mut table);
+        measure(pending, &directory, &mut tables);
     }
     let _ = std::fs::remove_dir_all(&directory);
-    println!("{}", table.text(120));
+    tables.iter().for_each(|table| println!("{}", table.text(120)));
 }
 
 /// One engine, and each of its snapshots into every store.
-fn measure(pending: u64, directory: &Path, table: &mut Table) {
+fn measure(pending: u64, directory: &Path, tables: &mut [Table; 3]) {
+    let [table, restarts, factors] = tables;
     let kinds = [StoreKind::Redb, StoreKind::Sled];
-    let mut stores = kinds.map(|kind| store::open(&directory.join(kind.to_string()), kind, KEEP).expect("a new store"));
+    let open = |kind: StoreKind| {
+        let store = store::open(&directory.join(kind.to_string()), Access::Create(kind)).expect("a store");
+        LaneStore::new(store, "file", Retention::newest(KEEP))
+    };
+    let mut stores = kinds.map(open);
     let mut traffic = Traffic::new(pending);
     traffic.warm_up();
-    let mut pauses = Times::default();
+    let (mut pauses, mut multiplied) = (Times::default(), Times::default());
     let mut commits = kinds.map(|_| Times::default());
     let (mut plain, mut full) = (Times::default(), Times::default());
     let (mut changed_bytes, mut live_bytes) = (0, 0);
@@ -80,8 +107,7 @@ fn measure(pending: u64, directory: &Path, table: &mut Table) {
         let bytes: usize = head.len() + changes.iter().map(change_bytes).sum::<usize>();
         let mut times = Vec::new();
         for store in &mut stores {
-            let changes = changes.clone();
-            times.push(timed(|| commit(store, &head, changes)));
+            times.push(timed(|| commit(store, &head, &changes)));
         }
         // The first holds all that waits, and the disk is cold: not measured.
         if number == 0 {
@@ -91,6 +117,7 @@ fn measure(pending: u64, directory: &Path, table: &mut Table) {
         }
         changed_bytes += bytes;
         pauses.0.push(pause);
+        multiplied.0.push(timed(|| drop(traffic.engine.spaces().map(|space| space.eigens).collect::<Vec<_>>())));
         commits.iter_mut().zip(times).for_each(|(all, time)| all.0.push(time));
         let content = content(bytes);
         plain.0.push(timed(|| replace(&directory.join("changed"), &content)));
@@ -98,7 +125,7 @@ fn measure(pending: u64, directory: &Path, table: &mut Table) {
     let content = content(live_bytes);
     (0..5).for_each(|_| full.0.push(timed(|| replace(&directory.join("whole"), &content))));
     for ((kind, store), commits) in kinds.iter().zip(&stores).zip(&mut commits) {
-        let (newest, _) = store.newest("file").expect("a store that can be read");
+        let newest = store.newest().expect("a store that can be read").snapshot;
         let live: usize =
             newest.map_or(0, |s| s.head.len() + s.records.iter().map(|(_, value)| value.len()).sum::<usize>());
         let on_disk = store.store().bytes_on_disk().expect("a directory") as f64;
@@ -121,10 +148,59 @@ fn measure(pending: u64, directory: &Path, table: &mut Table) {
             format!("{:.2}", on_disk / live as f64),
         ]);
     }
+    let ms = |x: f64| format!("{:.2}", 1e3 * x);
+    let mb = |bytes: usize| format!("{:.2}", bytes as f64 / 1e6);
+    let eigens: Vec<_> = traffic.engine.spaces().flat_map(|space| space.eigens).collect();
+    let vectors: usize = eigens.iter().map(|eigen| 8 * (eigen.vectors.len() + 2 * eigen.gamma.len())).sum();
+    let newest = stores[0].newest().expect("a store that can be read").snapshot.expect("a snapshot");
+    let learner: usize = newest.records.iter().filter(|(key, _)| key[0] == b't').map(|(_, value)| value.len()).sum();
+    factors.rows.push(vec![
+        pending.to_string(),
+        ms(pauses.at(0.5)),
+        ms(multiplied.at(0.5)),
+        format!("{:.0}%", 100.0 * multiplied.at(0.5) / pauses.at(0.5)),
+        mb(learner),
+        mb(vectors),
+    ]);
+    let (records, bytes) = (newest.records.len(), newest.records.iter().map(|(_, value)| value.len()).sum::<usize>());
+    let file = directory.join("backup");
+    replace(&file, &Backup::of(stores[0].store()).expect("a store that can be read").seal());
+    drop(stores);
+    for kind in kinds {
+        let [mut opens, mut restores, mut commits, mut files] = [(); 4].map(|()| Times::default());
+        for _ in 0..5 {
+            let start = Instant::now();
+            let mut lane = open(kind);
+            opens.0.push(start.elapsed().as_secs_f64());
+            let start = Instant::now();
+            let mut restored = lane.restore(&traffic.settings).expect("a good store").expect("a snapshot");
+            restores.0.push(start.elapsed().as_secs_f64());
+            let changes = restored.engine.take_changes();
+            commits.0.push(timed(|| commit(&mut lane, &restored.head.seal(), &changes)));
+            files.0.push(timed(|| {
+                let bytes = std::fs::read(&file).expect("a file");
+                let backup = Backup::open(&bytes).expect("a good backup").lanes.remove(0);
+                let head = LaneHead::open(&backup.head).expect("a good head");
+                drop(Engine::restore(traffic.settings.clone(), head.engine, backup.records).expect("good records"));
+            }));
+        }
+        restarts.rows.push(vec![
+            pending.to_string(),
+            kind.to_string(),
+            records.to_string(),
+            mb(bytes),
+            ms(opens.at(0.5)),
+            ms(restores.at(0.5)),
+            ms(commits.at(0.5)),
+            ms(files.at(0.5)),
+            format!("{:.2}", restores.at(0.5) / files.at(0.5)),
+        ]);
+    }
 }
 
 /// An engine and the events that it gets.
 struct Traffic {
+    settings: Settings,
     engine: Engine,
     head: LaneHead,
     parser: Parser,
@@ -156,7 +232,8 @@ impl Traffic {
         Self {
             parser: Parser::new(&settings),
             head: LaneHead { configuration: fingerprint(&settings), ..LaneHead::default() },
-            engine: Engine::new(settings),
+            engine: Engine::new(settings.clone()),
+            settings,
             queries,
             propensities: uniform.join(","),
             ts_ms: 1_700_000_000_000,
@@ -212,8 +289,8 @@ fn change_bytes((key, value): &Change) -> usize {
     key.len() + value.as_ref().map_or(0, Vec::len)
 }
 
-fn commit(store: &mut DirArchive, head: &[u8], changes: Vec<Change>) {
-    store.commit("file", head, changes).expect("a disk that can be written");
+fn commit(store: &mut LaneStore<DirStore>, head: &[u8], changes: &[Change]) {
+    store.commit(head, changes).expect("a disk that can be written");
 }
 
 /// The plainest durable write.

@@ -8,6 +8,9 @@ use pointsman::config::{Algorithm, Config, FeatureKind, LearnerConfig, Settings}
 use pointsman::engine::{Engine, Input, Side, is_of_lane, space_of};
 use pointsman::event::Name;
 use pointsman::snapshot::{Audit, LaneHead, Publication, SharedHead, fingerprint};
+use pointsman::state::backup::{Backup, LaneBackup};
+use pointsman::state::{LaneStore, Retention};
+use pointsman::store::Memory;
 use pointsman::wire::envelope::{self, Damaged, Kind};
 use pointsman::wire::events::Parser;
 use pointsman::wire::records::Record;
@@ -204,6 +207,31 @@ fn shared_head() -> SharedHead {
 }
 
 #[track_caller]
+/// Two generations of two lanes in one backup.
+fn backup() -> Backup {
+    let records = vec![(b"l".to_vec(), lane().seal()), (b"sshop".to_vec(), space().seal())];
+    let of = |lane: &str, generation, records| LaneBackup {
+        lane: lane.to_owned(),
+        generation,
+        head: LaneHead::default().seal(),
+        records,
+    };
+    Backup { lanes: vec![of("file", 7, records), of("partition-12", 300, Vec::new())] }
+}
+
+/// The entries of an ordered map after three generations of constant records: some in parts, some superseded, some deleted.
+#[test]
+fn the_layout_of_generations_equals_its_file() {
+    let mut lane = LaneStore::new(Memory::default(), "file", Retention::newest(2));
+    let put = |key: &[u8], value: Vec<u8>| (key.to_vec(), Some(value));
+    lane.commit(b"head 1", &[put(b"l", vec![1; 5000]), put(b"sshop", vec![2; 10]), put(b"tshop", vec![3; 3])]).unwrap();
+    lane.commit(b"head 2", &[put(b"l", vec![4; 20]), (b"tshop".to_vec(), None)]).unwrap();
+    lane.commit(&[7; 5000], &[put(b"tshop", vec![]), put(b"l", vec![5; 9000])]).unwrap();
+    let entries = lane.into_store().entries.into_iter().map(|(key, value)| (key, Some(value)));
+    let present = super::records_json(entries.collect());
+    assert_eq!(golden("generations-1.json", &present), present, "{CHANGED}");
+}
+
 fn check_record<R: Record + PartialEq + std::fmt::Debug>(name: &str, record: &R) {
     let file = format!("record-{name}-{}.bin", R::VERSION);
     let golden = golden(&file, &record.seal());
@@ -213,6 +241,7 @@ fn check_record<R: Record + PartialEq + std::fmt::Debug>(name: &str, record: &R)
 
 #[test]
 fn present_records_equal_their_files() {
+    check_record("backup", &backup());
     check_record("space", &space());
     check_record("space-lobby", &lobby());
     for (record, name) in aggregates().iter().zip(["last", "sum", "mean", "max"]) {
