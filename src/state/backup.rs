@@ -1,42 +1,10 @@
 //! Complete copies of generations, as one file: a backup holds the newest generation of every lane, a checkpoint one generation
 //! of one lane.
 
-use serde::{Deserialize, Serialize};
-
-use super::{LaneStore, Opened, Records, Retention, Snapshot, StateError, generations};
+use super::{LaneStore, Opened, Retention, Snapshot, StateError, generations};
 use crate::snapshot::{LaneHead, next_epoch};
 use crate::store::SnapshotStore;
-use crate::wire::envelope::{Damaged, Kind};
-use crate::wire::records::Record;
-
-/// The file: an envelope of kind 6.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Backup {
-    /// One entry per lane, by name.
-    pub lanes: Vec<LaneBackup>,
-}
-
-/// One generation of a lane.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct LaneBackup {
-    /// Name of the lane.
-    pub lane: String,
-    /// Its generation.
-    pub generation: u64,
-    /// The head of the generation: an envelope of kind 3.
-    pub head: Vec<u8>,
-    /// The records by key.
-    pub records: Records,
-}
-
-impl Record for Backup {
-    const KIND: Kind = Kind::Backup;
-    const VERSION: u16 = 1;
-
-    fn upgrade(version: u16, _: &[u8]) -> Result<Self, Damaged> {
-        Err(Damaged::unknown_version(version))
-    }
-}
+pub use crate::wire::records::backup::{Backup, LaneBackup};
 
 impl LaneBackup {
     pub(super) fn new(lane: &str, snapshot: Snapshot) -> Self {

@@ -95,7 +95,12 @@ impl SnapshotStore for Mirror {
     }
 
     fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
-        self.entries.clear();
+        if batch.puts.is_empty() {
+            // Damaged generations are given up: the others are still read.
+            batch.deletes.iter().for_each(|key| drop(self.entries.remove(key)));
+        } else {
+            self.entries.clear();
+        }
         let deletes = batch.deletes.into_iter().map(|key| (key, None));
         for (key, value) in deletes.chain(batch.puts.into_iter().map(|(key, value)| (key, Some(value)))) {
             self.outbox.push(message(&self.topic, self.partition, &key, value));
@@ -236,4 +241,40 @@ fn reading(cluster: &Cluster) -> ClientConfig {
     let mut settings = cluster.consumer();
     settings.set("enable.partition.eof", "true").set("auto.offset.reset", "earliest");
     settings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::{LaneStore, Retention};
+
+    /// Applies what a mirror writes, as the topic would.
+    fn write(entries: &mut Entries, lane: &mut LaneStore<Mirror>) {
+        for message in lane.store_mut().take_outbox() {
+            note(entries, Some(&message.key), message.value.as_deref());
+        }
+    }
+
+    fn open(entries: &Entries) -> LaneStore<Mirror> {
+        LaneStore::new(Mirror::open("snapshots", 5, entries.clone()).unwrap(), "partition-5", Retention::newest(2))
+    }
+
+    #[test]
+    fn a_lane_continues_before_a_damaged_generation() {
+        let mut entries = Entries::new();
+        let mut lane = open(&entries);
+        let put = |key: u8, value: u8| (vec![key], Some(vec![value]));
+        lane.commit(b"first", &[put(1, 1), put(2, 2)]).unwrap();
+        lane.commit(b"second", &[put(1, 3)]).unwrap();
+        write(&mut entries, &mut lane);
+        let head = entries.iter().rfind(|(key, _)| key.starts_with(b"h")).unwrap().0.clone();
+        entries.get_mut(&head).unwrap()[30] ^= 1;
+        let mut lane = open(&entries);
+        let resumed = lane.resume().unwrap();
+        assert_eq!((resumed.damaged.len(), resumed.snapshot.unwrap().head), (1, b"first".to_vec()));
+        lane.commit(b"third", &[put(3, 4)]).unwrap();
+        write(&mut entries, &mut lane);
+        let newest = open(&entries).newest().unwrap().snapshot.unwrap();
+        assert_eq!(newest.records, [(vec![1], vec![1]), (vec![2], vec![2]), (vec![3], vec![4])]);
+    }
 }

@@ -17,11 +17,13 @@
 //!
 //! The keys of 0.1 are read only. The first snapshot after a restore replaces them by `p` and `l`.
 //!
-//! The head of a snapshot ([`head`]) is not a record: a store keeps it beside them.
+//! The head of a snapshot ([`head`]) is not a record: a store keeps it beside them. A [`backup`] is a file with the head and all
+//! records of a generation.
 //!
 //! To change a format: copy its struct under the next version, raise `VERSION`, write the conversion, and add a golden file
 //! (`POINTSMAN_BLESS=1 cargo test formats`).
 
+pub mod backup;
 pub mod clock;
 pub mod counts;
 pub mod head;
