@@ -57,8 +57,8 @@ fn main() {
     let commits = Table { columns, rows: Vec::new(), note: Some(note) };
     let restarts = ["pending joins", "store", "records", "MB", "open", "restore", "first commit", "file", "ratio"];
     let factors = ["pending joins", "pause p50", "multiply out p50", "share of pause", "factors MB", "vectors MB"];
-    let plain = |names: &[&'static str], note: &str| {
-        let columns = names.iter().map(|name| Column::right(name)).collect();
+    let plain = |names: &[&str], note: &str| {
+        let columns = names.iter().map(|name| Column::right(*name)).collect();
         Table { columns, rows: Vec::new(), note: Some(note.to_owned()) }
     };
     let mut tables = [
