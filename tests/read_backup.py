@@ -376,5 +376,5 @@ def main(arguments):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except Bad as problem:
+    except (Bad, OSError, ValueError) as problem:
         sys.exit(f"read_backup.py: {problem}")

@@ -8,12 +8,14 @@ use pointsman::config::{Algorithm, Config, FeatureKind, LearnerConfig, Settings}
 use pointsman::engine::{Engine, Input, Side, is_of_lane, space_of};
 use pointsman::event::Name;
 use pointsman::snapshot::{Audit, LaneHead, Publication, SharedHead, fingerprint};
+use pointsman::state::backup::{Backup, LaneBackup};
 use pointsman::wire::envelope::{self, Damaged, Kind};
 use pointsman::wire::events::Parser;
 use pointsman::wire::records::Record;
 use pointsman::wire::records::clock::{ClockRecord, LargestRecord};
 use pointsman::wire::records::counts::{JoinCountsRecord, QueryCountsRecord, RewardCountsRecord};
 use pointsman::wire::records::head::{HeadRecord, MergeRecord, PositionRecord};
+use pointsman::wire::records::keys;
 use pointsman::wire::records::lane::{BucketRecord, DroppedRecord, LaneRecord};
 use pointsman::wire::records::request::{
     DecisionRecord, FinishedRecord, PendingRecord, PropensitiesRecord, QueryRecord, RequestRecord, RewardRecord,
@@ -203,6 +205,13 @@ fn shared_head() -> SharedHead {
     SharedHead { instance: "one".to_owned(), partitions: 12, audits: audits.into(), term: 3, lane: head().seal() }
 }
 
+fn backup() -> Backup {
+    let records = vec![(keys::lane(), lane().seal()), (keys::space(&name("shop")), space().seal())];
+    let partition = LaneBackup { lane: "partition-7".to_owned(), generation: 300, head: empty_head().seal(), records };
+    let file = LaneBackup { lane: "file".to_owned(), generation: 17, head: head().seal(), records: Vec::new() };
+    Backup { lanes: vec![file, partition] }
+}
+
 #[track_caller]
 fn check_record<R: Record + PartialEq + std::fmt::Debug>(name: &str, record: &R) {
     let file = format!("record-{name}-{}.bin", R::VERSION);
@@ -222,6 +231,7 @@ fn present_records_equal_their_files() {
     check_record("head", &head());
     check_record("head-empty", &empty_head());
     check_record("shared-head", &shared_head());
+    check_record("backup", &backup());
     for (name, record) in requests() {
         let file = format!("record-request-{name}-1.bin");
         let golden = golden(&file, &record.seal());
