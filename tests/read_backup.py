@@ -3,12 +3,15 @@
 
     read_backup.py DOCS BACKUP [QUERY]      decodes a backup; prints its lanes, and scores of the query (a JSON array)
     read_backup.py DOCS --golden FILE...    decodes single records; prints them with the names in the schema
+    read_backup.py DOCS --map FILE          reads the ordered map of a store, as JSON with keys and values in base64;
+                                            prints the head and the records of every generation
 
 DOCS is docs/formats.md: the blocks marked `schema` are the only source of kinds, versions, fields and types. Anything
 that they do not describe is an error: an unknown kind, version or key, a length that lies, bytes that are left over.
 Checksums are verified if the module xxhash is there; "checksums" in the output says whether they were.
 """
 
+import base64
 import json
 import math
 import re
@@ -336,11 +339,47 @@ def read_lane(schema, lane, query):
     return {**about, "records": dict(counts), "spaces": spaces}
 
 
+def read_map(entries):
+    """The generations of every lane, by "Generations"."""
+    values = {}
+    for key, part in sorted(entries.items()):
+        if key[:1] not in (b"h", b"r"):
+            raise Bad(f"unknown key {key!r}")
+        values[key[:-4]] = values.get(key[:-4], b"") + part
+    heads, versions = {}, {}
+    for place, value in values.items():
+        length = int.from_bytes(place[1:3], "big")
+        lane, rest = place[3 : 3 + length].decode(), place[3 + length :]
+        if len(rest) != (8 if place[:1] == b"h" else 12):
+            raise Bad(f"unknown key {place!r}")
+        (checksum,), generation = struct.unpack_from("<Q", value), int.from_bytes(rest[:8], "big")
+        if xxhash and xxhash.xxh3_64_intdigest(place + value[8:]) != checksum:
+            raise Bad(f"the checksum of {place!r} does not match")
+        if place[:1] == b"h":
+            number, total = struct.unpack_from("<QQ", value, 8)
+            heads.setdefault(lane, {})[generation] = (number, total, value[24:])
+        else:
+            there, size = struct.unpack_from("<BI", value, 8)
+            record = value[13 + size :] if there else None
+            versions.setdefault(lane, []).append((generation, value[13 : 13 + size], checksum, record))
+    lanes = {}
+    for lane, generations in heads.items():
+        for generation, (number, total, head) in generations.items():
+            # In the order of keys, so the newest version of a record comes last.
+            newest = {key: (checksum, record) for of, key, checksum, record in versions[lane] if of <= generation}
+            kept = {key: found for key, found in newest.items() if found[1] is not None}
+            if (number, total) != (len(kept), sum(checksum for checksum, _ in kept.values()) % 2**64):
+                raise Bad(f"generation {generation} of {lane} is not intact")
+            records = [(key, kept[key][1]) for key in sorted(kept)]
+            lanes.setdefault(lane, {})[generation] = {"head": head, "records": records}
+    return lanes
+
+
 def plain(value):
     """A value as JSON has it."""
     if isinstance(value, bytes):
         return list(value)
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [plain(inner) for inner in value]
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
@@ -366,6 +405,10 @@ def main(arguments):
                 raise Bad(f"{path}: {problem}") from None
             files[path] = {"record": name, "value": plain(value)}
         output.update(files=files, unseen=schema.unseen())
+    elif arguments[1] == "--map":
+        entries = json.loads(read_file(arguments[2]))
+        decode = base64.b64decode
+        output["lanes"] = plain(read_map({decode(key): decode(value) for key, value in entries.items()}))
     else:
         query = json.loads(arguments[2]) if len(arguments) > 2 else None
         _, backup = schema.open(read_file(arguments[1]), "Backup")

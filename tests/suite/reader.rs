@@ -5,8 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use pointsman::event::Query;
 use pointsman::state::backup::Backup;
+use pointsman::state::{LaneStore, Retention};
+use pointsman::store::Memory;
 use pointsman::wire::envelope::Damaged;
 use pointsman::wire::records::Record;
 use pointsman::wire::records::head::{HeadRecord, SharedHead};
@@ -209,6 +213,25 @@ fn is_newest(bytes: &[u8]) -> bool {
     );
     let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
     if bytes.starts_with(b"POINTSMN") { versions[&number(8)] == number(10) } else { bytes[0] == request::VERSION }
+}
+
+/// The map that a store of version 2 left, in three generations.
+#[test]
+fn generations_are_read_by_the_page_alone() {
+    if !tool::possible("the formats page", &["python3"]) {
+        return;
+    }
+    let path = root().join("tests/golden/formats/snapshot-2.json");
+    let found = read_json(&["--map", path.to_str().unwrap()]);
+    let file: BTreeMap<String, String> = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let decode = |text: &String| BASE64.decode(text).unwrap();
+    let entries = file.iter().map(|(key, value)| (decode(key), decode(value))).collect();
+    let store = LaneStore::new(Memory { entries, ..Memory::default() }, "file", Retention::newest(3));
+    for generation in [1, 2, 3] {
+        let snapshot = store.read(generation).unwrap();
+        let expected = json!({"head": snapshot.head, "records": snapshot.records});
+        assert!(found["lanes"]["file"][generation.to_string()] == expected, "generation {generation}");
+    }
 }
 
 #[test]
