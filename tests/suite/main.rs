@@ -26,6 +26,7 @@ mod msrv;
 mod page;
 mod params;
 mod picture;
+mod reader;
 mod replay;
 mod reports;
 mod restore;
