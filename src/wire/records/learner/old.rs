@@ -42,7 +42,7 @@ pub(super) fn upgrade(version: u16, payload: &[u8]) -> Result<LearnerRecord, Dam
     match version {
         2 => decode(payload).or_else(|problem| upgrade_best(payload).unwrap_or(Err(problem))),
         1 => decode::<Unevaluated>(payload).map(Unevaluated::without_policy_value),
-        _ => Err(Damaged::Corrupt(format!("there is no format version {version}"))),
+        _ => Err(Damaged::unknown_version(version)),
     }
 }
 
