@@ -129,7 +129,7 @@ struct Outcome {
 /// The lane of the store; a damaged store is an error.
 fn open_lane(store: &StoreConfig, config: &Config) -> anyhow::Result<LocalLane> {
     let opened = store::open(&store.dir, Access::Create(store.kind))?;
-    Ok(LocalLane::new(Shared::new(opened), ONE_LANE, (&config.snapshot).into()))
+    Ok(LocalLane::new(Shared::new(opened), ONE_LANE, (&config.snapshot).into()).strict())
 }
 
 fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<Outcome> {

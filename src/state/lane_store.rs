@@ -26,6 +26,8 @@ pub struct LaneStore<S> {
     checkpoints: Option<Vec<Checkpoint>>,
     /// Generations are numbered above this.
     floor: u64,
+    /// Whether a damaged generation is an error instead of given up.
+    is_strict: bool,
 }
 
 /// The newest intact generation, and the later ones, which are damaged.
@@ -76,7 +78,22 @@ impl<S: SnapshotStore> LaneStore<S> {
     /// The snapshots of `lane` in `store`.
     pub fn new(store: S, lane: &str, retention: Retention) -> Self {
         let lane = lane.to_owned();
-        Self { store, lane, retention, index: None, unacknowledged: None, checkpoints: None, floor: 0 }
+        Self {
+            store,
+            lane,
+            retention,
+            index: None,
+            unacknowledged: None,
+            checkpoints: None,
+            floor: 0,
+            is_strict: false,
+        }
+    }
+
+    /// The same, but never gives up a damaged generation: for commands that must not repair on their own.
+    pub fn strict(mut self) -> Self {
+        self.is_strict = true;
+        self
     }
 
     /// Name of the lane.
@@ -136,7 +153,7 @@ impl<S: SnapshotStore> LaneStore<S> {
         Ok(Resumed { snapshot, damaged })
     }
 
-    /// The newest intact generation, to continue from. Deletes the later ones, which are damaged. Reads every record once
+    /// The newest intact generation, to continue from. Deletes the later ones, which are damaged, unless the lane is strict. Reads every record once
     /// unless there is damage.
     pub fn resume(&mut self) -> Result<Resumed, StoreError> {
         match generations::read_newest(&self.store, &self.lane)? {
@@ -150,6 +167,9 @@ impl<S: SnapshotStore> LaneStore<S> {
             }
             (Some(Err(_)), _) => {
                 let resumed = self.newest()?;
+                if let (Some(damage), true) = (resumed.damaged.first(), self.is_strict) {
+                    return Err(StoreError::Damaged { path: self.store.place(), problem: damage.to_string() });
+                }
                 if let Some(snapshot) = &resumed.snapshot {
                     let batch = generations::rewind(&self.store, &self.lane, snapshot.generation)?;
                     self.store.apply(batch)?;

@@ -416,8 +416,8 @@ fn learn(
 
 const HOUR_MS: u64 = 3_600_000;
 
-/// Disk use over a month stays below (keep + keep_hourly + keep_daily) times the largest state, and every kept state is the
-/// one that was committed.
+/// Disk use over a month stays below (keep + keep_hourly + keep_daily + 1) times the largest state, and every kept state is
+/// the one that was committed.
 #[test]
 fn a_month_of_snapshots_is_bounded_and_reachable() {
     let (mut engine, settings) = engine();

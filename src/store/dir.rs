@@ -53,7 +53,7 @@ pub enum Access {
     Write,
     /// Repairs an existing store: its database need not be readable.
     Repair,
-    /// Writes nothing, not even a lock file.
+    /// Writes nothing, not even a lock file. The database need not be readable: reading from it then fails.
     Read,
 }
 
@@ -61,6 +61,11 @@ impl Access {
     /// Whether a database that fails its integrity check can be opened.
     fn accepts_damage(self) -> bool {
         matches!(self, Self::Learn(_) | Self::Repair | Self::Read)
+    }
+
+    /// Whether a database that cannot be read at all can be opened.
+    pub(super) fn accepts_unreadable(self) -> bool {
+        matches!(self, Self::Repair | Self::Read)
     }
 }
 

@@ -77,7 +77,7 @@ impl Redb {
             open_checked(&path, access)
         };
         let handle = match opened {
-            Err(Refused::Damaged(problem)) if access == Access::Repair => Handle::Unreadable(problem),
+            Err(Refused::Damaged(problem)) if access.accepts_unreadable() => Handle::Unreadable(problem),
             Err(Refused::System(problem)) if access == Access::Read => {
                 return Err(StoreError::Read { path: dir.display().to_string(), problem });
             }

@@ -46,7 +46,7 @@ impl Sled {
             _ => open(dir, dir),
         };
         match opened {
-            Err(StoreError::Damaged { problem, .. }) if access == Access::Repair => store.unreadable = Some(problem),
+            Err(StoreError::Damaged { problem, .. }) if access.accepts_unreadable() => store.unreadable = Some(problem),
             opened => store.database = Some(opened?),
         }
         if access != Access::Read && store.database.is_some() {

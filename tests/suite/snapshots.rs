@@ -258,6 +258,10 @@ fn import_goes_on_from_what_is_whole() {
     let run = site.run(&["snapshots", "import", "--from", "all.safetensors"]);
     assert_eq!(run.code, Some(1), "{}", run.err);
     assert!(run.err.contains("run `pointsman snapshots repair --store data/store` first"), "{}", run.err);
+    let logs = ["--queries", "data/log/queries/1.jsonl", "--rewards", "data/log/rewards/1.jsonl"];
+    let run = site.run(&[&["replay", "--store", "data/store"][..], &logs].concat());
+    assert_eq!(run.code, Some(1), "only `learn` repairs on its own");
+    assert!(run.err.contains("pointsman snapshots repair --store data/store"), "{}", run.err);
     let run = site.run(&["snapshots", "repair"]);
     assert_eq!(run.code, Some(0), "{}", run.err);
     let plan = format!("lane file: continue from generation {before}; delete generation {newest} (");

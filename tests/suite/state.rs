@@ -120,8 +120,10 @@ fn a_repair_says_what_it_gives_up_and_does_it() {
     assert_eq!(refused.code, Some(1));
     assert!(refused.err.contains("pointsman snapshots repair --store data/store"), "{}", refused.err);
     let planned = site.run(&["snapshots", "repair", "--dry-run"]);
+    assert!(!site.store().join("db.redb.damaged-1").exists(), "a dry run changes nothing");
     let done = site.run(&["snapshots", "repair"]);
-    assert_eq!(done.code, Some(0), "{}{}", planned.err, done.err);
+    assert_eq!((planned.code, done.code), (Some(0), Some(0)), "{}{}", planned.err, done.err);
+    assert_eq!(done.out, format!("{}done\n", planned.out));
     assert!(
         done.out.contains("the database is damaged") && done.out.contains("restore the checkpoint"),
         "{}",

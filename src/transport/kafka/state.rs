@@ -268,7 +268,7 @@ mod tests {
         lane.commit(b"second", &[put(1, 3)]).unwrap();
         write(&mut entries, &mut lane);
         let head = entries.iter().rfind(|(key, _)| key.starts_with(b"h")).unwrap().0.clone();
-        entries.get_mut(&head).unwrap()[30] ^= 1;
+        entries.get_mut(&head).unwrap()[25] ^= 1;
         let mut lane = open(&entries);
         let resumed = lane.resume().unwrap();
         assert_eq!((resumed.damaged.len(), resumed.snapshot.unwrap().head), (1, b"first".to_vec()));
