@@ -239,8 +239,10 @@ fn read(lane: &LaneStore<DirStore>, generation: Option<u64>) -> anyhow::Result<O
         Some(generation) => lane.read(generation)?,
         None => newest(lane)?,
     };
+    let opened = Opened::new(snapshot)?;
+    progress.advance(1, || format!("generation {}", opened.generation));
     progress.finish();
-    Ok(Opened::new(snapshot)?)
+    Ok(opened)
 }
 
 fn newest(lane: &LaneStore<DirStore>) -> anyhow::Result<Snapshot> {

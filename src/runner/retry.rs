@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::state::StateError;
 use crate::store::StoreError;
 use crate::telemetry::Facts;
 use crate::transport::kafka::cluster::Problem;
@@ -75,7 +76,7 @@ impl Retry {
 fn is_transient(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<io::Error>()
-            || matches!(cause.downcast_ref(), Some(StoreError::Read { .. } | StoreError::Write { .. }))
+            || matches!(StateError::of_store(cause), Some(StoreError::Read { .. } | StoreError::Write { .. }))
             || matches!(cause.downcast_ref(), Some(Problem::Transient { .. } | Problem::Unreachable { .. }))
     })
 }
@@ -94,16 +95,19 @@ mod tests {
         let retry = Retry::until(Arc::default(), facts.clone());
         let mut attempts = 0;
         let leaderless = || Problem::Transient { doing: "reading".to_owned(), problem: "no leader".to_owned() };
+        let unwritable = || StoreError::Write { path: "store".to_owned(), problem: "no space".to_owned() };
         let done = retry.run("publish", || {
             attempts += 1;
             assert_eq!(facts.trouble().is_some(), attempts > 1);
             match attempts {
                 1 => Err(full()),
                 2 => Err(anyhow::Error::from(leaderless()).context("cannot open a lane")),
+                3 => Err(StateError::from(unwritable()).into()),
+                4 => Err(unwritable().into()),
                 _ => Ok(7),
             }
         });
-        assert_eq!((done.unwrap(), attempts, facts.trouble()), (7, 3, None));
+        assert_eq!((done.unwrap(), attempts, facts.trouble()), (7, 5, None));
     }
 
     #[test]

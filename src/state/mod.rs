@@ -120,3 +120,13 @@ pub enum StateError {
     #[error("the store {0} already has snapshots: restore the backup into an empty directory")]
     NotEmpty(String),
 }
+
+impl StateError {
+    /// The error of a store that a cause is, or holds: it decides whether a retry may help.
+    pub fn of_store<'e>(cause: &'e (dyn std::error::Error + 'static)) -> Option<&'e StoreError> {
+        match cause.downcast_ref() {
+            Some(Self::Store(error)) => Some(error),
+            _ => cause.downcast_ref(),
+        }
+    }
+}

@@ -90,10 +90,20 @@ fn open(at: &Path, dir: &Path) -> Result<sled::Db, StoreError> {
             Ok(Err(error)) if is_held(&error) && begun.elapsed() < LINGERS => std::thread::sleep(LOOK_AGAIN),
             Ok(Err(error)) if is_held(&error) => return Err(StoreError::InUse(dir.display().to_string())),
             Ok(Err(error)) if is_of_system(&error) => return Err(cannot_write(dir, &error)),
+            // sled reports some failed writes as corruption, or panics.
+            _ if is_full(at) => {
+                let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
+                return Err(cannot_write(dir, &full));
+            }
             Ok(Err(error)) => return Err(damaged(dir, &error.to_string())),
             Err(_) => return Err(damaged(dir, "the database panicked while it was opened")),
         }
     }
+}
+
+/// Whether the file system has no room left.
+fn is_full(dir: &Path) -> bool {
+    rustix::fs::statvfs(dir).is_ok_and(|system| system.f_bavail == 0)
 }
 
 /// Whether the operating system refuses: the database may be intact.

@@ -14,6 +14,7 @@ use crate::engine::{Applied, Side};
 use crate::event::Name;
 use crate::hpg::factored::FORESIGHT;
 use crate::router::Params;
+use crate::state::StateError;
 use crate::store::StoreError;
 use crate::transport::{Letter, lock, now_ms};
 use crate::wire::events::Bad;
@@ -313,8 +314,8 @@ fn cause(error: &anyhow::Error) -> String {
         Some(_) => error.to_string(),
         None => error.kind().to_string(),
     };
-    let known = error.chain().find_map(|cause| match cause.downcast_ref() {
-        Some(StoreError::Write { problem, .. }) => Some(problem.clone()),
+    let known = error.chain().find_map(|cause| match StateError::of_store(cause) {
+        Some(StoreError::Read { problem, .. } | StoreError::Write { problem, .. }) => Some(problem.clone()),
         _ => cause.downcast_ref().map(of_system),
     });
     known.unwrap_or_else(|| "see the log".to_owned())

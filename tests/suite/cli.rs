@@ -266,8 +266,8 @@ fn a_terminal_gets_colours_unless_it_wants_none_and_a_bar_with_rate_and_time_lef
     );
     std::fs::write(directory.path().join("data/log/queries/1.jsonl"), event).unwrap();
     bar(&["learn", "--once"]);
-    for command in [&["list"][..], &["show"], &["verify"], &["export", "--out", "all"], &["import", "--from", "all"]] {
+    for command in [&["list"][..], &["show"], &["verify"], &["export", "--out", "all"]] {
         let read = bar(&[&["snapshots"], command].concat());
-        assert!(read.contains("steps/s") && read.contains(" left"), "{command:?}: {read:?}");
+        assert!(read.contains("generations/s") && read.contains(" left"), "{command:?}: {read:?}");
     }
 }
