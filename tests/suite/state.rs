@@ -99,7 +99,10 @@ fn read_only_commands_write_nothing() {
             let verified = site.run(&["snapshots", "verify", "--store", "copy"]);
             detected += usize::from(verified.code == Some(1));
             intact = intact.or(Some(verified.out.clone()));
-            assert!(verified.code == Some(1) || Some(verified.out) == intact, "{kind}: {}", verified.err);
+            // A generation that the kill left unacknowledged may be missing. What is there is what was committed.
+            let is_known = |line: &str| intact.as_ref().is_some_and(|intact| intact.lines().any(|known| known == line));
+            let is_true = verified.out.lines().filter(|line| line.contains(": ok")).all(is_known);
+            assert!(is_true && (verified.code == Some(1) || !verified.out.is_empty()), "{kind}: {verified:?}");
             fs::remove_dir_all(site.path("copy")).unwrap();
         }
         assert!(detected > 0, "{kind}: no damage was detected");
