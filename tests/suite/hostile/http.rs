@@ -55,9 +55,9 @@ fn metric(client: &Client, name: &str) -> u64 {
     metric_if_answered(client, name).expect("an answer")
 }
 
-/// `None` if the server does not answer.
+/// `None` if the server does not answer with metrics.
 fn metric_if_answered(client: &Client, name: &str) -> Option<u64> {
-    let text = client.get("/metrics")?.1.as_str().unwrap().to_owned();
+    let text = client.get("/metrics")?.1.as_str()?.to_owned();
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}{{}} ")));
     Some(line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap())
 }
