@@ -259,14 +259,18 @@ fn check(place: &Place, instances: &[Instance], lanes: usize, requests: u64, rew
 
 /// Checks that parameters never went back, whoever wrote them, and that lanes were written by one after the other.
 fn check_history(place: &Place) {
+    check_history_with(place, false);
+}
+
+/// The same; `may_repeat` accepts parameters that come twice with identical content.
+fn check_history_with(place: &Place, may_repeat: bool) {
     let mut newest = BTreeMap::<String, Params>::new();
     for message in place.messages("params") {
         let mut params = pointsman::wire::params::decode(message.payload().unwrap()).unwrap();
         params.created_ms = 0;
         let stamp = |params: &Params| (params.epoch, params.version, params.revision);
         let before = newest.insert(params.space.to_string(), params.clone());
-        // A broker that dies may leave the outcome of a transaction unknown: the same parameters may come twice.
-        let is_repeat = before.as_ref() == Some(&params);
+        let is_repeat = may_repeat && before.as_ref() == Some(&params);
         let is_newer = before.as_ref().map(stamp) < Some(stamp(&params));
         assert!(is_newer || is_repeat, "{}: {:?} after {:?}", params.space, stamp(&params), before.as_ref().map(stamp));
     }
@@ -396,7 +400,8 @@ fn brokers_may_die_too() {
     await_applied(&instances, |applied| applied == rewarded.len() as u64);
     instances.iter_mut().for_each(Instance::leave);
     check(&place, &instances, lanes, requests, &rewarded);
-    check_history(&place);
+    // Seen once after a broker died: the same parameters twice. The cause is not known.
+    check_history_with(&place, true);
 }
 
 /// The same configuration with lanes, for commands that run once.
