@@ -1,5 +1,5 @@
-//! Routing in the library, beside the bare matrix-vector product that it cannot do without; and while parameters are
-//! being replaced.
+//! Routing in the library, beside the bare matrix-vector product that it cannot do without; with a head table; and while
+//! parameters are being replaced.
 //!
 //!   cargo bench --bench route
 
@@ -9,13 +9,17 @@ use std::time::{Duration, Instant};
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, Col, Mat, Par};
-use pointsman::event::Name;
+use pointsman::event::{Name, Query};
+use pointsman::query_key::QueryKey;
 use pointsman::report::{Column, Table};
-use pointsman::router::{DrawKey, Params, Policy, Router, ScoreForm};
+use pointsman::router::{DrawKey, HeadTable, Params, Policy, Router, ScoreForm};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 const QUERIES: usize = 512;
+
+/// Queries in the head table, of which every other query that is routed is one.
+const HEAD_QUERIES: usize = 1024;
 
 fn main() {
     let mut rows = Vec::new();
@@ -30,6 +34,12 @@ fn main() {
             let answer = router.route(&space, &ids[i], &queries[i]).expect("a space").expect("a good query");
             black_box(answer.model);
         };
+        let with_head = Router::new(DrawKey::new(b"bench").expect("a key"));
+        with_head.offer(headed(params(1, dim, models, rank), &queries));
+        let route_head = |i: usize| {
+            let answer = with_head.route(&space, &ids[i], &queries[i]).expect("a space").expect("a good query");
+            black_box(answer.model);
+        };
         let matrix = Mat::<f32>::from_fn(models * rank, dim, |_, _| random.random_range(-1.0..1.0));
         let transposed = matrix.transpose().to_owned();
         let columns: Vec<Col<f32>> = queries.iter().map(|q| Col::from_fn(dim, |i| q[i])).collect();
@@ -38,8 +48,8 @@ fn main() {
             matmul(&mut out, Accum::Replace, transposed.transpose(), &columns[i], 1.0, Par::Seq);
             black_box(&out);
         };
-        // Taken in turns, so that a busy moment of the machine falls on both.
-        let [route_us, bare_us] = medians([&mut { route }, &mut bare]);
+        // Taken in turns, so that a busy moment of the machine falls on all.
+        let [route_us, head_us, bare_us] = medians([&mut { route }, &mut { route_head }, &mut bare]);
         rows.push(vec![
             dim.to_string(),
             models.to_string(),
@@ -47,12 +57,15 @@ fn main() {
             format!("{route_us:.2} us"),
             format!("{bare_us:.2} us"),
             format!("{:.2}", route_us / bare_us),
+            format!("{head_us:.2} us"),
+            format!("{:.2}", head_us / route_us),
         ]);
     }
-    let headings = ["d", "M", "k", "route", "bare product", "ratio"];
-    let note = Some(
-        "one thread; medians of 200 rounds; the product is faer's, of the same matrix in the same order".to_owned(),
-    );
+    let headings = ["d", "M", "k", "route", "bare product", "ratio", "with head table", "ratio to route"];
+    let note = Some(format!(
+        "one thread; medians of 200 rounds; the product is faer's, of the same matrix in the same order; the head table has \
+         {HEAD_QUERIES} queries, and every other query is one of them"
+    ));
     println!("{}", Table { columns: headings.map(Column::right).to_vec(), rows, note }.text(120));
     println!("{}", swaps().text(120));
 }
@@ -141,6 +154,19 @@ fn params(version: u64, dim: usize, models: usize, rank: usize) -> Params {
         algorithm: "hpg".to_owned(),
         policy,
     }
+}
+
+/// Adds a head table with every other of these queries.
+fn headed(mut params: Params, queries: &[Vec<f32>]) -> Params {
+    let mut random = ChaCha8Rng::seed_from_u64(3);
+    let hits = queries.iter().step_by(2).map(|query| QueryKey::of(&Query::from_f32(query).expect("a good query")).0);
+    let mut keys: Vec<u64> = hits.collect();
+    keys.resize_with(HEAD_QUERIES, || random.random());
+    keys.sort_unstable();
+    let models = params.models.len();
+    let corrections = numbers(HEAD_QUERIES * models, &mut random);
+    params.policy.head = HeadTable::new(models, keys, corrections).expect("distinct keys");
+    params
 }
 
 fn numbers(n: usize, random: &mut ChaCha8Rng) -> Vec<f32> {

@@ -20,7 +20,8 @@ pub use rivals::FeatureKind;
 
 use crate::evaluate::worth::{GuardSpec, WorthSpec};
 use crate::event::Name;
-use crate::hpg::gradient::{Baseline, Estimator};
+use crate::hpg::actor_critic::ActorCriticSpec;
+use crate::hpg::gradient::{self, Baseline};
 use crate::hpg::projection::Ball;
 use crate::hpg::regression::RegressionSpec;
 use crate::hpg::schedule::Rate;
@@ -607,6 +608,10 @@ pub struct LearnerConfig {
     pub clip_predictions: bool,
     /// Reaction to drift.
     pub drift: OnDrift,
+    /// How steeply predicted rewards are played, over the square root of the number of examples.
+    pub steepness: f64,
+    /// Frequent queries that are remembered one by one.
+    pub head_queries: usize,
     /// Which spaces may exist.
     pub spaces: Spaces,
     /// Limit on the number of spaces.
@@ -646,7 +651,7 @@ impl Default for LearnerConfig {
             evaluate_window: worth.window,
             evaluate_alpha: worth.alpha,
             guard: Guard::None,
-            guard_share: 0.2,
+            guard_share: 0.3,
             guard_control: 0.05,
             guard_margin: 0.0,
             features: FeatureKind::Quadratic,
@@ -656,6 +661,8 @@ impl Default for LearnerConfig {
             inverse_gap: 30.0,
             clip_predictions: true,
             drift: OnDrift::Detect,
+            steepness: 0.3,
+            head_queries: 4096,
             spaces: Spaces::Any,
             spaces_max: 1000,
             shards: 1,
@@ -700,6 +707,18 @@ pub enum Preset {
     Practical,
     /// Has the paper's regret bound.
     Theory,
+}
+
+/// `learner.estimator`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Estimator {
+    /// The expected gradient under predicted rewards.
+    Critic,
+    /// REINFORCE under the policy that routed the event.
+    Logged,
+    /// REINFORCE under the current policy, with importance weights.
+    Importance,
 }
 
 /// `learner.mode`
@@ -767,7 +786,7 @@ macro_rules! display_as_written {
         }
     )*};
 }
-display_as_written!(Algorithm, Preset, Mode, LearningRate, StoreKind, TransportKind);
+display_as_written!(Algorithm, Preset, Estimator, Mode, LearningRate, StoreKind, TransportKind);
 
 /// A key has an invalid value, or lacks a value that is required.
 #[derive(Debug, Error, PartialEq)]
@@ -907,6 +926,8 @@ pub enum Method {
     Hpg(HpgSpec),
     /// Algorithm 2; the settings are those of the inner Algorithm 1.
     HpgParameterFree(HpgSpec),
+    /// Algorithm 1 with a critic.
+    ActorCritic(ActorCriticSpec),
     /// Hypentropy regression.
     HypentropyRegression(RegressionSpec),
     /// Every model alike.
@@ -935,7 +956,7 @@ pub struct HpgSpec {
     /// Representation of the parameters.
     pub mode: Mode,
     /// Gradient estimator.
-    pub estimator: Estimator,
+    pub estimator: gradient::Estimator,
     /// Baseline subtracted from the rewards.
     pub baseline: Baseline,
     /// Upper bound on importance weights.
@@ -949,10 +970,18 @@ impl Spec {
         hpg.mode == Mode::Lazy
     }
 
+    /// Largest number of queries in the head table that it publishes.
+    pub fn head_queries_max(&self) -> usize {
+        match &self.method {
+            Method::ActorCritic(actor) => actor.critic.head_queries,
+            _ => 0,
+        }
+    }
+
     /// The algorithm's name, as configured.
     pub fn algorithm(&self) -> &'static str {
         match self.method {
-            Method::Hpg(_) => "hpg",
+            Method::Hpg(_) | Method::ActorCritic(_) => "hpg",
             Method::HpgParameterFree(_) => "hpg-parameter-free",
             Method::HypentropyRegression(_) => "hypentropy-regression",
             Method::Uniform => "uniform",
@@ -1135,6 +1164,9 @@ impl LearnerConfig {
         let batch = self.batch.unwrap_or(1);
         within("learner.batch", batch, 1, 65_536)?;
         let method = match self.algorithm {
+            Algorithm::Hpg if self.check_estimator()? == Estimator::Critic => {
+                Method::ActorCritic(self.check_actor_critic(models.len())?)
+            }
             Algorithm::Hpg => Method::Hpg(self.check_hpg(models.len())?),
             Algorithm::HpgParameterFree => Method::HpgParameterFree(self.check_parameter_free(models.len())?),
             Algorithm::HypentropyRegression => Method::HypentropyRegression(self.check_regression()?),
@@ -1237,6 +1269,32 @@ impl LearnerConfig {
         })
     }
 
+    /// The estimator of hpg: the theorem's parameters and lazy ones belong to the paper's.
+    fn check_estimator(&self) -> Result<Estimator, BadSetting> {
+        let estimator = self.estimator;
+        let rejected = |what: &str| {
+            let allowed = format!("cannot be used with {what}: use logged or importance");
+            Err(bad("learner.estimator", estimator, allowed))
+        };
+        match (estimator, self.preset, self.mode) {
+            (Estimator::Critic, Preset::Theory, _) => rejected("learner.preset = \"theory\""),
+            (Estimator::Critic, _, Mode::Lazy) => rejected("learner.mode = \"lazy\""),
+            _ => Ok(estimator),
+        }
+    }
+
+    /// The estimator of a policy gradient without a critic.
+    fn check_reinforce(&self) -> Result<gradient::Estimator, BadSetting> {
+        match self.estimator {
+            Estimator::Logged => Ok(gradient::Estimator::Logged),
+            Estimator::Importance => Ok(gradient::Estimator::Importance),
+            Estimator::Critic => {
+                let allowed = format!("{} has no critic: use logged or importance", self.algorithm);
+                Err(bad("learner.estimator", Estimator::Critic, allowed))
+            }
+        }
+    }
+
     fn check_hpg(&self, models: usize) -> Result<HpgSpec, BadSetting> {
         match self.preset {
             Preset::Practical => self.check_shared(1000.0, 30.0, LearningRate::Constant, Pace::Eta(0.015)),
@@ -1289,7 +1347,7 @@ impl LearnerConfig {
             ball,
             rate: self.check_rate(kind, pace)?,
             mode: self.mode,
-            estimator: self.estimator,
+            estimator: self.check_reinforce()?,
             baseline: self.baseline.unwrap_or(baseline),
             weight_cap: self.weight_cap,
         })

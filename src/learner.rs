@@ -14,8 +14,9 @@ use rand_chacha::ChaCha8Rng;
 use thiserror::Error;
 
 use crate::config::{Method, Spec};
-use crate::evaluate::worth::{Floor, Scratch, Worth, WorthView};
+use crate::evaluate::worth::{Floor, Outlook, Scratch, Worth, WorthView};
 use crate::event::{BadExample, BadQuery, Example, Name, Query};
+use crate::hpg::actor_critic::ActorCritic;
 use crate::hpg::learner::Hpg;
 use crate::hpg::parameter_free::ParameterFree;
 use crate::hpg::regression::HypentropyRegression;
@@ -27,7 +28,7 @@ use crate::policy::linear_bandit::LinearBandit;
 use crate::policy::log_linear::LogLinear;
 use crate::policy::log_quadratic::LogQuadratic;
 use crate::policy::quadratic_sgd::QuadraticSgd;
-use crate::router::{Distribution, Policy, Sampling, ScoreForm};
+use crate::router::{Distribution, HeadTable, Policy, Sampling, ScoreForm};
 use crate::wire::envelope::Damaged;
 use crate::wire::records::Record;
 use crate::wire::records::learner::{AlgorithmRecord, GeneratorRecord, LearnerRecord, LessonRecord, RewardMeanRecord};
@@ -56,11 +57,22 @@ pub trait Learner: Send {
         false
     }
 
+    /// Predicts the reward of each model for a query, from 0 to 1; false if the algorithm has no model of rewards. `scores` are
+    /// those of the query, or empty where they were not computed; `mean` is the mean reward of the examples so far.
+    fn predict(&self, _query: &Query, _scores: &[f64], _mean: f64, _rewards: &mut [f64]) -> bool {
+        false
+    }
+
     /// Learns from a batch; `version` examples were applied before it.
     fn apply(&mut self, batch: &[Lesson], version: u64);
 
     /// The current score functions, in the routing form.
     fn score_forms(&self) -> Vec<ScoreForm>;
+
+    /// Corrections of the scores of frequent queries, which [`Learner::scores`] includes and [`Learner::score_forms`] does not.
+    fn head_table(&self) -> HeadTable {
+        HeadTable::default()
+    }
 
     /// The current quadratic parameters, for those that have them.
     fn eigens(&self) -> Vec<Eigen> {
@@ -116,9 +128,10 @@ impl Play {
     }
 
     /// The same in the routing form: what scores are multiplied with is part of them there.
-    fn exported(self, mut scores: Vec<ScoreForm>) -> (Sampling, Vec<ScoreForm>) {
+    fn exported(self, mut scores: Vec<ScoreForm>, mut head: HeadTable) -> (Sampling, Vec<ScoreForm>, HeadTable) {
         scores.iter_mut().for_each(|form| form.scale(self.steepness as f32));
-        (self.sampling, scores)
+        head.scale(self.steepness as f32);
+        (self.sampling, scores, head)
     }
 }
 
@@ -153,8 +166,9 @@ struct Student {
     worth: Worth,
     /// Deferred examples.
     ahead: Vec<Example>,
-    /// What the policy gives to each model for the example that it is judged by, and memory that judging needs.
+    /// The policy and the predicted rewards for the example that is evaluated, and scratch buffers of the evaluation.
     judged: Vec<f64>,
+    predicted: Vec<f64>,
     scratch: Scratch,
 }
 
@@ -205,6 +219,7 @@ impl Trainer {
             Method::HpgParameterFree(hpg) => {
                 Box::new(ParameterFree::new(hpg.clone(), spec.dim, models, spec.half_life))
             }
+            Method::ActorCritic(actor) => Box::new(ActorCritic::new(actor.clone(), dim, models, half_life)),
             Method::HypentropyRegression(regression) => {
                 Box::new(HypentropyRegression::new(regression.clone(), spec.dim, models, spec.half_life))
             }
@@ -259,6 +274,9 @@ impl Trainer {
         };
         mismatch("learner.algorithm", &record.algorithm, &spec.algorithm())?;
         mismatch("learner.dim", &record.dim, &spec.dim)?;
+        if matches!((&spec.method, &record.state), (Method::Hpg(_), AlgorithmRecord::Critic(_))) {
+            mismatch("learner.estimator", &"critic", &"a policy gradient without a critic")?;
+        }
         let student = Student::from_record(&spec, record).ok_or(BadState::Shape)?;
         Ok(Self { spec, student: RefCell::new(student) })
     }
@@ -302,14 +320,17 @@ impl Trainer {
         self.caught_up().worth.floor(&self.spec.worth, self.spec.exploration_floor)
     }
 
-    /// What each model is predicted to earn for a query, by a regression whose scores are rewards above their mean.
+    /// The reward that the algorithm predicts of each model for a query; the mean reward if it has no model of rewards.
     pub fn predicted_rewards(&self, query: &Query) -> Result<Vec<f64>, BadQuery> {
         query.check_dim(self.spec.dim)?;
-        let mut scores = vec![0.0; self.spec.models.len()];
         let student = self.caught_up();
-        student.learner.scores(query, &mut scores);
         let mean = student.book.rewards.mean();
-        Ok(scores.into_iter().map(|score| (mean + score).clamp(0.0, 1.0)).collect())
+        let (mut scores, mut rewards) = (vec![0.0; self.spec.models.len()], vec![mean; self.spec.models.len()]);
+        student.learner.scores(query, &mut scores);
+        if !student.learner.predict(query, &scores, mean, &mut rewards) {
+            rewards.fill(mean);
+        }
+        Ok(rewards)
     }
 
     /// Routes a query under the current policy, with the trainer's own generator.
@@ -386,8 +407,8 @@ impl Trainer {
     pub fn policy(&self) -> Policy {
         let Floor { share, distribution } = self.floor();
         let Student { learner, book, .. } = &*self.caught_up();
-        let (sampling, scores) = learner.play(book.version).exported(learner.score_forms());
-        Policy { sampling, floor: share, floor_distribution: distribution, scores }
+        let (sampling, scores, head) = learner.play(book.version).exported(learner.score_forms(), learner.head_table());
+        Policy { sampling, floor: share, floor_distribution: distribution, scores, head }
     }
 
     /// The current quadratic parameters of each model; empty where the algorithm has none.
@@ -433,7 +454,15 @@ impl Trainer {
 
 impl Student {
     fn new(learner: Box<dyn Learner>, book: Book, worth: Worth) -> Self {
-        Self { learner, book, worth, ahead: Vec::new(), judged: Vec::new(), scratch: Scratch::default() }
+        Self {
+            learner,
+            book,
+            worth,
+            ahead: Vec::new(),
+            judged: Vec::new(),
+            predicted: Vec::new(),
+            scratch: Scratch::default(),
+        }
     }
 
     fn from_record(spec: &Spec, record: LearnerRecord) -> Option<Self> {
@@ -450,7 +479,7 @@ impl Student {
             learned: record.learned,
             version: record.version,
         };
-        let learner = restore_learner(spec, record.state)?;
+        let learner = restore_learner(spec, record.state, record.version)?;
         let worth = Worth::restore(&spec.worth, spec.models.len(), record.policy_value)?;
         book.is_sound().then(|| Self::new(learner, book, worth))
     }
@@ -480,24 +509,31 @@ impl Student {
 
     /// Evaluates the policy on an example before learning from it.
     fn judge(&mut self, spec: &Spec, example: &Example) {
-        let Self { learner, book, worth, judged, scratch, .. } = self;
-        let is_judged = worth.is_next_judged(&spec.worth);
-        if is_judged {
-            judged.resize(spec.models.len(), 0.0);
-            if spec.plays_by_sums() {
-                // Its current policy would need a projection for every example; the published one is evaluated instead.
-                judged.copy_from_slice(example.policy());
-            } else {
-                match spec.batch {
-                    1 => learner.look(example.query(), judged),
-                    _ => learner.scores(example.query(), judged),
-                }
-                learner.play(book.version).turn(judged);
-            }
-            let (floor, models) = (spec.exploration_floor, spec.models.len() as f64);
-            judged.iter_mut().for_each(|p| *p = (1.0 - floor) * *p + floor / models);
+        let Self { learner, book, worth, judged, predicted, scratch, .. } = self;
+        if !worth.is_next_judged(&spec.worth) {
+            return worth.see(&spec.worth, example, None, scratch);
         }
-        worth.see(&spec.worth, example, is_judged.then_some(judged), scratch);
+        let models = spec.models.len();
+        judged.resize(models, 0.0);
+        predicted.resize(models, 0.0);
+        let (query, mean) = (example.query(), book.rewards.mean());
+        let has_predicted = if spec.plays_by_sums() {
+            // Its current policy would need a projection for every example; the published one is evaluated instead.
+            judged.copy_from_slice(example.policy());
+            learner.predict(query, &[], mean, predicted)
+        } else {
+            match spec.batch {
+                1 => learner.look(query, judged),
+                _ => learner.scores(query, judged),
+            }
+            let has_predicted = learner.predict(query, judged, mean, predicted);
+            learner.play(book.version).turn(judged);
+            has_predicted
+        };
+        let floor = spec.exploration_floor;
+        judged.iter_mut().for_each(|p| *p = (1.0 - floor) * *p + floor / models as f64);
+        let outlook = Outlook { policy: judged, predicted: has_predicted.then_some(predicted) };
+        worth.see(&spec.worth, example, Some(outlook), scratch);
     }
 
     /// Applies the pending batch, complete or not.
@@ -510,7 +546,7 @@ impl Student {
     }
 }
 
-fn restore_learner(spec: &Spec, record: AlgorithmRecord) -> Option<Box<dyn Learner>> {
+fn restore_learner(spec: &Spec, record: AlgorithmRecord, version: u64) -> Option<Box<dyn Learner>> {
     let (dim, models, half_life) = (spec.dim, spec.models.len(), spec.half_life);
     match (&spec.method, record) {
         (Method::Hpg(hpg), AlgorithmRecord::Hpg(record)) => {
@@ -518,6 +554,12 @@ fn restore_learner(spec: &Spec, record: AlgorithmRecord) -> Option<Box<dyn Learn
         }
         (Method::HpgParameterFree(hpg), AlgorithmRecord::ParameterFree(record)) => {
             Some(Box::new(ParameterFree::restore(hpg.clone(), spec.dim, models, spec.half_life, record)?))
+        }
+        (Method::ActorCritic(actor), AlgorithmRecord::Critic(record)) => {
+            Some(Box::new(ActorCritic::restore(actor.clone(), dim, models, half_life, *record)?))
+        }
+        (Method::ActorCritic(actor), AlgorithmRecord::Hpg(record)) => {
+            Some(Box::new(ActorCritic::from_policy(actor.clone(), dim, models, half_life, (record, version))?))
         }
         (Method::HypentropyRegression(regression), AlgorithmRecord::Regression(record)) => {
             Some(Box::new(HypentropyRegression::restore(regression.clone(), spec.dim, models, spec.half_life, record)?))
@@ -607,6 +649,16 @@ impl DecayingMean {
 mod tests {
     use super::*;
     use crate::wire::envelope::encode;
+
+    /// What scores are multiplied with applies to the corrections of frequent queries too.
+    #[test]
+    fn exported_corrections_are_scaled_like_scores() {
+        let form = ScoreForm { bias: 2.0, ..ScoreForm::default() };
+        let head = HeadTable::new(1, vec![9], vec![0.5]).unwrap();
+        let (sampling, scores, head) = Play::softmax(3.0).exported(vec![form], head);
+        assert_eq!((sampling, scores[0].bias), (Sampling::Softmax, 6.0));
+        assert_eq!((head.keys(), head.corrections()), (&[9][..], &[1.5][..]));
+    }
 
     /// Older versions were written with the generator's own serialization.
     #[test]

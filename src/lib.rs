@@ -18,6 +18,7 @@
 //! - [`state`]: the only owner of durable state: restores, commits, verifies and backs up the snapshots of a lane.
 //! - [`snapshot`]: the head of a snapshot. [`store`]: the small ordered maps that hold snapshots.
 //! - [`dead_letters`]: which dead letters are recorded and which only counted.
+//! - [`query_key`]: keys of queries, computed alike in every language.
 //! - [`router`]: parameters and a query in, a distribution over models out.
 //! - [`wire`]: versioned formats of events, parameters and snapshots.
 //! - [`simulate`]: simulated worlds with known rewards, and traffic in them.
@@ -88,6 +89,7 @@ pub mod joiner;
 pub mod learner;
 pub mod merge;
 pub mod policy;
+pub mod query_key;
 #[cfg(feature = "daemon")]
 pub mod report;
 pub mod router;

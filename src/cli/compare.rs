@@ -12,14 +12,14 @@ use super::examples::LogArgs;
 use super::figures::{mean_and_deviation, percent, spread};
 use super::output::{outln, width};
 use super::progress::{Progress, Unit};
-use super::world::{WorldArgs, positive, share};
+use super::world::{WorldArgs, exponent, positive, share};
 use super::{Failure, dataset, parallel};
 use crate::config::{Config, LearnerConfig};
 use crate::learner::Trainer;
 use crate::report::{Block, Column, Lines, Page, Section, Series, Table};
 use crate::simulate::World;
-use crate::simulate::dataset::{DatasetSpec, DatasetWorld};
-use crate::simulate::history::{History, Summary};
+use crate::simulate::dataset::{DatasetSpec, DatasetWorld, Mixture};
+use crate::simulate::history::{History, Occurrences, Summary};
 use crate::simulate::run::{InProcess, Plan, run as run_loop};
 use crate::simulate::shuffled::Shuffled;
 use crate::wire::dataset::Dataset;
@@ -58,12 +58,22 @@ pub struct Args {
     #[command(flatten)]
     world: WorldArgs,
     /// Use a data set instead of simulated traffic: a directory with routing.safetensors, or the file itself (see `gap
-    /// --help`); queries are drawn with replacement
+    /// --help`); queries are drawn evenly, with replacement (but see --zipf and --new)
     #[arg(long, value_name = "DIR|FILE", conflicts_with_all = ["queries_log", "rewards_log"])]
     data: Option<PathBuf>,
     /// With --data: hold out half of the queries and evaluate the learned policy on them at the end
     #[arg(long, requires = "data")]
     unseen: bool,
+    /// With --data: draw repeated queries with a probability proportional to 1/rank^EXPONENT, ranked at random by the seed. 0
+    /// draws them evenly; 1 resembles search traffic. The table then shows first occurrences and repeats separately
+    #[arg(long, value_name = "EXPONENT", requires = "data", value_parser = exponent)]
+    zipf: Option<f64>,
+    /// With --data: probability, 0 to 1, that the next query is one that did not come before. This share of the distinct
+    /// queries is reserved: each of them comes once. When all have come, new queries are synthetic: a random mix of a
+    /// reserved query and one of its 8 nearest reserved neighbours, with their rewards mixed in the same proportion. They are
+    /// easier to predict than real queries, and models differ less on them. The note below the table says how many there were
+    #[arg(long = "new", value_name = "SHARE", requires = "data", value_parser = share)]
+    new_share: Option<f64>,
     /// Shuffle rewards across queries, so that there is nothing to learn but the best single model
     #[arg(long)]
     shuffled: bool,
@@ -112,9 +122,19 @@ const EXAMPLES: &str = "Examples:
   pointsman compare --delay 1000 --refresh 1000
   pointsman compare --switch-at 20000
   pointsman compare --data my-data-set --unseen
+  pointsman compare --data my-data-set --zipf 1 --new 0.3
   pointsman compare --config shop.toml --log-queries queries.jsonl --log-rewards rewards.jsonl
 
 Exit codes: 0 success, 1 failed while running, 2 invalid usage or configuration.";
+
+impl Args {
+    /// How queries of a data set repeat; none if all alike.
+    fn mixture(&self) -> Option<Mixture> {
+        let is_mixed = self.zipf.is_some() || self.new_share.is_some();
+        let (exponent, new_share) = (self.zipf.unwrap_or(0.0), self.new_share.unwrap_or(0.0));
+        is_mixed.then_some(Mixture { exponent, new_share })
+    }
+}
 
 /// Figures of one algorithm in one run.
 struct Outcome {
@@ -123,6 +143,8 @@ struct Outcome {
     last: Summary,
     /// On held-out queries.
     unseen: Option<Summary>,
+    /// On first occurrences and on repeats.
+    occurrences: Option<Occurrences>,
     /// Gap closed per bin: rounds, share.
     curve: Vec<(f64, f64)>,
 }
@@ -182,7 +204,11 @@ fn run_all(args: &Args, data: Option<&Dataset>, contestants: &[Contestant]) -> a
 fn draw_world(args: &Args, data: Option<&Dataset>, seed: u64) -> anyhow::Result<Box<dyn World>> {
     if let Some(data) = data {
         let held_out = if args.unseen { 0.5 } else { 0.0 };
-        return Ok(Box::new(DatasetWorld::new(data, DatasetSpec { shuffled: args.shuffled, held_out, seed })?));
+        let world = DatasetWorld::new(data, DatasetSpec { shuffled: args.shuffled, held_out, seed })?;
+        return Ok(match args.mixture() {
+            Some(mixture) => Box::new(world.mixed(mixture)?),
+            None => Box::new(world),
+        });
     }
     let world = args.world.draw(args.dim, args.models, seed);
     if !args.shuffled {
@@ -221,7 +247,8 @@ fn run_one(
         let (uniform, oracle) = (point.uniform, point.oracle);
         (point.round as f64, share(Summary { policy, best_constant, uniform, oracle }))
     });
-    Ok(Outcome { seed, all: history.summary(1.0), last: history.summary(0.1), unseen, curve: curve.collect() })
+    let (all, last, curve) = (history.summary(1.0), history.summary(0.1), curve.collect());
+    Ok(Outcome { seed, all, last, unseen, occurrences: history.occurrences(), curve })
 }
 
 /// Evaluates the learned policy on held-out queries; `best` is the best constant model of the training queries.
@@ -260,6 +287,16 @@ fn table<'a>(args: &Args, contestants: &[Contestant], of: &dyn Fn(usize) -> &'a 
     if args.unseen {
         columns.push(Column::right("unseen queries"));
     }
+    let is_mixed = args.mixture().is_some();
+    if is_mixed {
+        columns.extend(["first occurrences", "repeats"].map(Column::right));
+    }
+    let occurrences = |outcomes: &[Outcome], above: &dyn Fn(&Summary) -> f64| {
+        let of = |part: &dyn Fn(&Occurrences) -> Summary| {
+            percent(&figures(outcomes, &|o| o.occurrences.as_ref().map_or(0.0, |found| above(&part(found)))))
+        };
+        if is_mixed { vec![of(&|found| found.first), of(&|found| found.repeats)] } else { Vec::new() }
+    };
     let mut rows: Vec<Vec<String>> = Vec::new();
     for (i, contestant) in contestants.iter().enumerate() {
         let outcomes = of(i);
@@ -274,6 +311,7 @@ fn table<'a>(args: &Args, contestants: &[Contestant], of: &dyn Fn(usize) -> &'a 
         if args.unseen {
             row.push(percent(&figures(outcomes, &|o| o.unseen.as_ref().map_or(0.0, above_constant))));
         }
+        row.extend(occurrences(outcomes, &above_constant));
         rows.push(row);
     }
     let reference = |name: &str, reward: &dyn Fn(&Summary) -> f64| {
@@ -292,6 +330,7 @@ fn table<'a>(args: &Args, contestants: &[Contestant], of: &dyn Fn(usize) -> &'a 
         if args.unseen {
             row.push(percent(&figures(of(0), &|o| o.unseen.as_ref().map_or(0.0, above))));
         }
+        row.extend(occurrences(of(0), &above));
         row
     };
     if !contestants.is_empty() {
@@ -299,8 +338,24 @@ fn table<'a>(args: &Args, contestants: &[Contestant], of: &dyn Fn(usize) -> &'a 
         rows.push(reference("uniform", &|s| s.uniform));
         rows.push(reference("oracle of every query", &|s| s.oracle));
     }
-    let note = (args.runs > 1).then(|| format!("mean ± standard deviation of {} runs", args.runs));
+    let runs = (args.runs > 1).then(|| format!("mean ± standard deviation of {} runs", args.runs));
+    let notes: Vec<String> = runs.into_iter().chain(is_mixed.then(|| occurrence_note(args, of(0)))).collect();
+    let note = (!notes.is_empty()).then(|| notes.join("; "));
     Table { columns, rows, note }
+}
+
+/// How many queries came for the first time, and how many of them are synthetic.
+fn occurrence_note(args: &Args, outcomes: &[Outcome]) -> String {
+    let mean = |part: &dyn Fn(&Occurrences) -> u64| {
+        let rounds = outcomes.iter().filter_map(|o| o.occurrences.as_ref()).map(part).sum::<u64>();
+        (rounds as f64 / outcomes.len().max(1) as f64).round()
+    };
+    let (first, synthetic) = (mean(&|found| found.first_rounds), mean(&|found| found.synthetic_rounds));
+    format!(
+        "first occurrences and repeats: what was earned beyond the model that is best on all rounds; {first} of {} rounds \
+         were first occurrences, {synthetic} of them of synthetic queries",
+        args.rounds
+    )
 }
 
 fn page<'a>(
@@ -357,21 +412,33 @@ fn facts(args: &Args, data: Option<&Dataset>) -> Vec<(String, String)> {
         ("rewards shuffled", args.shuffled.to_string()),
     ]);
     facts.extend(args.switch_at.map(|round| ("switch at", format!("round {round}"))));
+    facts.extend(args.mixture().into_iter().flat_map(|Mixture { exponent, new_share }| {
+        [("zipf exponent", exponent.to_string()), ("new queries", format!("{}%", 100.0 * new_share))]
+    }));
     facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 fn to_csv<'a>(contestants: &[Contestant], of: &dyn Fn(usize) -> &'a [Outcome]) -> String {
     let mut csv = "algorithm,seed,gap_closed,gap_closed_last_tenth,mean_reward,best_constant,uniform,oracle,\
-                   mean_reward_last_tenth,best_constant_last_tenth,mean_reward_unseen,best_constant_unseen\n"
+                   mean_reward_last_tenth,best_constant_last_tenth,mean_reward_unseen,best_constant_unseen,\
+                   first_occurrences,synthetic_queries,mean_reward_first,best_constant_first,mean_reward_repeats,\
+                   best_constant_repeats\n"
         .to_owned();
     for (i, contestant) in contestants.iter().enumerate() {
         for o in of(i) {
             let unseen = o.unseen.as_ref().map_or(",".to_owned(), |u| format!("{},{}", u.policy, u.best_constant));
+            let occurrences = o.occurrences.as_ref().map_or(",,,,,".to_owned(), |found| {
+                let Occurrences { first_rounds, synthetic_rounds, first, repeats, .. } = found;
+                format!(
+                    "{first_rounds},{synthetic_rounds},{},{},{},{}",
+                    first.policy, first.best_constant, repeats.policy, repeats.best_constant
+                )
+            });
             let Summary { policy, best_constant, uniform, oracle } = o.all;
             // Writing to a string cannot fail.
             let _ = writeln!(
                 csv,
-                "{},{},{},{},{policy},{best_constant},{uniform},{oracle},{},{},{unseen}",
+                "{},{},{},{},{policy},{best_constant},{uniform},{oracle},{},{},{unseen},{occurrences}",
                 contestant.name,
                 o.seed,
                 gap(&o.all),
@@ -393,6 +460,9 @@ fn to_json<'a>(
 ) -> serde_json::Value {
     let row = |(i, contestant): (usize, &Contestant)| {
         let all = |figure: &dyn Fn(&Outcome) -> f64| of(i).iter().map(figure).collect::<Vec<f64>>();
+        let of_occurrences = |figure: &dyn Fn(&Occurrences) -> f64| {
+            args.mixture().map(|_| all(&|o| o.occurrences.as_ref().map_or(0.0, figure)))
+        };
         json!({
             "algorithm": contestant.name,
             "spec": contestant.spec.method,
@@ -403,6 +473,10 @@ fn to_json<'a>(
             "above_best_constant_last_tenth": all(&|o| above_constant(&o.last)),
             "above_best_constant_unseen":
                 args.unseen.then(|| all(&|o| o.unseen.as_ref().map_or(0.0, above_constant))),
+            "above_best_constant_first": of_occurrences(&|found| above_constant(&found.first)),
+            "above_best_constant_repeats": of_occurrences(&|found| above_constant(&found.repeats)),
+            "first_occurrences": of_occurrences(&|found| found.first_rounds as f64),
+            "synthetic_queries": of_occurrences(&|found| found.synthetic_rounds as f64),
         })
     };
     json!({

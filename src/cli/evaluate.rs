@@ -137,15 +137,19 @@ fn read_params(path: &Path) -> anyhow::Result<(String, Params)> {
     Ok((path.display().to_string(), params))
 }
 
-/// The constant policy with the highest estimated value.
-fn best_constant<'r, 'a>(rows: &'r [Row<'a>]) -> Option<&'r Row<'a>> {
-    let value = |row: &&Row| row.estimate.self_normalised();
-    rows.iter().filter(|row| row.is_constant).max_by(|a, b| value(a).total_cmp(&value(b)))
+/// The constant policy with the highest estimated value, and the index of its model.
+fn best_constant<'r, 'a>(rows: &'r [Row<'a>]) -> Option<(usize, &'r Row<'a>)> {
+    let value = |row: &Row| row.estimate.self_normalised();
+    let constants = rows.iter().filter(|row| row.is_constant).enumerate();
+    constants.max_by(|(_, a), (_, b)| value(a).total_cmp(&value(b)))
 }
 
-/// Estimated gain over the best constant model.
+/// Estimated gain over the best constant model: by paired differences, or for another constant model by the two values.
 fn lift(row: &Row, rows: &[Row]) -> f64 {
-    row.estimate.self_normalised() - best_constant(rows).map_or(0.0, |best| best.estimate.self_normalised())
+    match best_constant(rows) {
+        Some((model, _)) if !row.is_constant => row.estimate.lift_estimate(model).0,
+        best => row.estimate.self_normalised() - best.map_or(0.0, |(_, best)| best.estimate.self_normalised()),
+    }
 }
 
 fn is_poor(row: &Row, examples: u64) -> bool {
@@ -186,7 +190,7 @@ fn table(rows: &[Row], examples: u64, alpha: f64, each: f64) -> Table {
 
 /// Does routing as logged pay?
 fn verdict(rows: &[Row], alpha: f64) -> String {
-    let Some((logged, best)) = rows.first().zip(best_constant(rows)) else { return String::new() };
+    let Some((logged, (_, best))) = rows.first().zip(best_constant(rows)) else { return String::new() };
     let lift = Lift { value: lift(logged, rows), range: logged.estimate.lift_range(alpha) };
     summary::verdict(&lift, best.name)
 }
@@ -216,7 +220,7 @@ fn to_json(panel: &Panel, shown: &Shown, report: Option<&Path>) -> Value {
     json!({
         "examples": panel.examples(),
         "alpha": shown.alpha,
-        "best_constant": best_constant(&rows).map(|row| row.name),
+        "best_constant": best_constant(&rows).map(|(_, row)| row.name),
         "policies": of(&rows, panel.examples(), shown.alpha),
         "latest": {
             "examples": number,

@@ -28,7 +28,7 @@ struct Member {
 
 enum Judged {
     Logged,
-    Params { params: Params, places: Vec<Option<usize>> },
+    Params { params: Box<Params>, places: Vec<Option<usize>> },
     Learner(Box<Trainer>),
     Uniform,
 }
@@ -62,7 +62,7 @@ impl Panel {
                 ));
             }
             let places = models.iter().map(|model| params.models.iter().position(|other| other == model)).collect();
-            members.push(Member { name, policy: Judged::Params { params, places } });
+            members.push(Member { name, policy: Judged::Params { params: Box::new(params), places } });
         }
         let learners = contestants.into_iter().map(|Contestant { name, spec }| (name, Trainer::new(spec)));
         members.extend(learners.map(|(name, trainer)| Member { name, policy: Judged::Learner(Box::new(trainer)) }));
@@ -89,7 +89,7 @@ impl Panel {
             predicted: &predicted,
         };
         let played: Vec<&[f64]> = played.iter().map(Vec::as_slice).collect();
-        self.judge.see(&event, &played);
+        self.judge.see(&event, &played, None);
         self.curve.see(&self.judge, alpha);
         for member in &mut self.members {
             if let Judged::Learner(trainer) = &mut member.policy {

@@ -47,7 +47,8 @@ enum Command {
 /// revision counts publications at one version, and the epoch increases when history forks (rollback, import, rebuilt
 /// store).
 ///
-/// A model scores a normalised query q by bias + linear . q + q'Wq. The table shows of W the rank (number of nonzero
+/// A model scores a normalised query q by bias + linear . q + q'Wq, and a correction if q is one of the head queries: frequent
+/// queries whose scores the parameters correct one by one. The table shows of W the rank (number of nonzero
 /// eigenvalues), the largest and smallest eigenvalue (together with 0 they bound q'Wq), and the nuclear norm (the sum of
 /// their absolute values).
 #[derive(Debug, clap::Args)]
@@ -81,7 +82,8 @@ const SHOW_EXAMPLES: &str = "Examples:
 /// whose field `query` is used (or the field named by events.fields.query). The query does not have to be normalised.
 ///
 /// The output has `scores` and `propensities` by model, and `policy`, the distribution before the exploration floor was
-/// mixed in, if it differs.
+/// mixed in, if it differs. `head_corrections` is present if the query is one of the head queries: what they add to each
+/// score.
 #[derive(Debug, clap::Args)]
 #[command(after_help = SCORE_EXAMPLES)]
 struct Score {
@@ -204,6 +206,9 @@ struct Scored<'a> {
     propensities: BTreeMap<&'a Name, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<BTreeMap<&'a Name, f64>>,
+    /// Only for a head query.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    head_corrections: Option<BTreeMap<&'a Name, f64>>,
 }
 
 impl<'a> Scored<'a> {
@@ -219,6 +224,9 @@ impl<'a> Scored<'a> {
             scores: by_model(&scores),
             propensities: by_model(&distribution.propensities),
             policy: differs.then(|| by_model(&distribution.policy)),
+            head_corrections: params
+                .head(&query)
+                .map(|row| params.models.iter().zip(row.iter().map(|&x| x.into())).collect()),
         })
     }
 }
@@ -241,6 +249,7 @@ struct Shown {
     created_ms: u64,
     created: String,
     dim: usize,
+    head_queries: usize,
     models: Vec<ShownModel>,
 }
 
@@ -279,6 +288,7 @@ impl Shown {
             created_ms: params.created_ms,
             created: utc(params.created_ms),
             dim: params.dim,
+            head_queries: policy.head.len(),
             models: params.models.iter().zip(&policy.scores).map(|(name, form)| ShownModel::new(name, form)).collect(),
         }
     }
@@ -299,6 +309,7 @@ impl Shown {
             ("floor", floor),
             ("created", self.created.clone()),
             ("dimension", self.dim.to_string()),
+            ("head queries", self.head_queries.to_string()),
         ];
         Table {
             columns: vec![Column::left("parameters"), Column::left(source)],

@@ -113,6 +113,11 @@ pub fn positive_number(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|x| (1e-6..=1e6).contains(x)).ok_or_else(|| "must be a number from 1e-6 to 1e6".to_owned())
 }
 
+/// Parses a number from 0 to 10.
+pub fn exponent(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x| (0.0..=10.0).contains(x)).ok_or_else(|| "must be a number from 0 to 10".to_owned())
+}
+
 /// Parses a number from 0 to 1.
 pub fn share(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|x| (0.0..=1.0).contains(x)).ok_or_else(|| "must be a number from 0 to 1".to_owned())

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{BadSetting, LearnerConfig, LearningRate, Mode, OnDrift, Pace, SCALE, bad, within};
+use crate::hpg::actor_critic::ActorCriticSpec;
+use crate::hpg::critic::CriticSpec;
 use crate::hpg::gradient::{Baseline, GradientSpec};
 use crate::hpg::projection::Ball;
 use crate::hpg::regression::RegressionSpec;
@@ -11,6 +13,7 @@ use crate::policy::linear_bandit::{Exploration, LinearBanditSpec};
 use crate::policy::log_linear::LogLinearSpec;
 use crate::policy::log_quadratic::LogQuadraticSpec;
 use crate::policy::quadratic_sgd::QuadraticSgdSpec;
+use crate::router::HEAD_QUERIES_MAX;
 
 /// `learner.features`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +34,13 @@ const FEATURE_RANK: usize = 16;
 /// Defaults of hypentropy regression, tuned on other instances than the reported ones.
 const REGRESSION_FEATURE_RANK: usize = 24;
 const REGRESSION_RIDGE: f64 = 2.0;
+
+/// Defaults of the critic, tuned on other instances than the reported ones.
+const CRITIC_FEATURE_RANK: usize = 24;
+const CRITIC_LINEAR_RANK: usize = 64;
+const CRITIC_RIDGE: f64 = 5.0;
+const REMAINDER: Ball = Ball { tau: 100.0, beta: 1.0, rank: 16 };
+const REMAINDER_ETA: f64 = 0.2;
 
 /// Largest number of directions whose products are features; 44 give 991 features.
 const FEATURE_RANK_MAX: usize = 44;
@@ -84,6 +94,42 @@ impl LearnerConfig {
         })
     }
 
+    /// HPG with a critic: tau, beta, eta and rank are the policy's, the critic has its own.
+    pub(super) fn check_actor_critic(&self, models: usize) -> Result<ActorCriticSpec, BadSetting> {
+        let rank = self.rank.unwrap_or(self.dim.min(16));
+        let ball = Ball { tau: self.tau.unwrap_or(1000.0), beta: self.beta.unwrap_or(10.0), rank };
+        self.check_ball(&ball)?;
+        let eta = self.eta.unwrap_or(1.0);
+        within("learner.eta", eta, SCALE.0, SCALE.1)?;
+        if let Some(rate) = self.learning_rate.filter(|rate| *rate != LearningRate::Constant) {
+            return Err(bad("learner.learning_rate", rate, "must be constant with learner.estimator = \"critic\""));
+        }
+        let remainder = Ball { rank: REMAINDER.rank.min(self.dim), ..REMAINDER };
+        Ok(ActorCriticSpec { ball, mode: self.mode, eta, critic: self.check_critic(remainder, REMAINDER_ETA, models)? })
+    }
+
+    fn check_critic(&self, ball: Ball, eta: f64, models: usize) -> Result<CriticSpec, BadSetting> {
+        // The state grows with models times features squared: with many models there are fewer features.
+        let crowd = (8.0 / models as f64).min(1.0);
+        let feature_rank = self.feature_rank.unwrap_or((CRITIC_FEATURE_RANK as f64 * crowd.sqrt().sqrt()) as usize);
+        within("learner.feature_rank", feature_rank, 0, FEATURE_RANK_MAX)?;
+        let linear_rank = ((CRITIC_LINEAR_RANK as f64 * crowd.sqrt()) as usize).max(feature_rank);
+        within("learner.steepness", self.steepness, 1e-6, 1e6)?;
+        within("learner.head_queries", self.head_queries, 0, HEAD_QUERIES_MAX)?;
+        Ok(CriticSpec {
+            ball,
+            mode: self.mode,
+            eta,
+            linear_rank: linear_rank.min(self.dim),
+            feature_rank: feature_rank.min(self.dim),
+            ridge: self.check_ridge(CRITIC_RIDGE)?,
+            steepness: self.steepness,
+            head_queries: self.head_queries,
+            clip: self.clip_predictions,
+            drift: self.drift == OnDrift::Detect,
+        })
+    }
+
     pub(super) fn check_quadratic_sgd(&self) -> Result<QuadraticSgdSpec, BadSetting> {
         self.check_dense("use hpg or a smaller embedding")?;
         let eta = self.eta.unwrap_or(SGD_ETA);
@@ -115,7 +161,7 @@ impl LearnerConfig {
 
     fn check_gradient(&self) -> Result<GradientSpec, BadSetting> {
         within("learner.weight_cap", self.weight_cap, 1.0, 1e6)?;
-        let (estimator, weight_cap) = (self.estimator, self.weight_cap);
+        let (estimator, weight_cap) = (self.check_reinforce()?, self.weight_cap);
         Ok(GradientSpec { estimator, baseline: self.baseline.unwrap_or(Baseline::Mean), weight_cap })
     }
 

@@ -1,12 +1,12 @@
 //! What a policy is worth, offline.
 //!
 //! - [`classes`]: the best policy of a class, where the reward of every model is known for every query.
-//! - [`confidence`]: a bound on a mean that holds however often one looks.
+//! - [`confidence`]: a lower confidence bound on a mean, valid at all times simultaneously.
 //! - [`gap`]: how far the classes stay behind the best model of every query: the paper's table, and what it leaves out.
-//! - [`judge`]: what several policies would have earned on events that another one chose, and how sure that is.
+//! - [`judge`]: what several policies would have earned on events that another one chose, with confidence ranges.
 //! - [`off_policy`]: what a policy would have earned on events that another one chose.
 //! - [`ranks`]: where two models rank the items that are worth finding: the paper's figure.
-//! - [`worth`]: whether routing pays, judged as a learner learns; and the guard that keeps it cheap until it does.
+//! - [`worth`]: whether routing pays, evaluated while a learner learns; and the guard, which limits the cost until it does.
 
 pub mod classes;
 pub mod confidence;

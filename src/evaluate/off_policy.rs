@@ -31,6 +31,11 @@ impl OffPolicy {
         self.square_reward_square += weight * weight * reward * reward;
     }
 
+    /// Sum of w r.
+    pub fn weighted_reward(&self) -> f64 {
+        self.reward
+    }
+
     /// Mean reward of the policy.
     pub fn value(&self) -> f64 {
         if self.weight > 0.0 { self.reward / self.weight } else { 0.0 }

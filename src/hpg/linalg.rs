@@ -53,6 +53,14 @@ pub fn product(d: usize, a: &[f64], b_rows: &[f64], r: usize, add: bool, out: &m
     kernel::multiply(d, (a, d), a.len() / d, Strided { values: b_rows, row: r, column: 1 }, add, out);
 }
 
+/// B R (d x n) for the columns of B (d x n) and of R (n x n)
+pub fn rotated(basis: &[f64], rotation: &[f64], d: usize) -> Vec<f64> {
+    let n = basis.len() / d;
+    let mut vectors = vec![0.0; basis.len()];
+    kernel::multiply(d, (basis, d), n, Strided { values: rotation, row: 1, column: n }, false, &mut vectors);
+    vectors
+}
+
 /// Eigenvalues (ascending) and eigenvectors (columns) of a dense symmetric n x n matrix; only its lower triangle is
 /// read.
 ///

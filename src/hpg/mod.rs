@@ -14,9 +14,14 @@
 //! One step of Algorithm 1 is: coefficients ([`gradient`]), Y_m + eta c_m q q' as an eigen-update ([`spectra`], and
 //! below it [`secular`]), projection ([`projection`]). After the projection gamma = arcsinh(lambda / beta) exactly, so
 //! the state is (U, gamma) and the paper's moves to the mirror space and back cost nothing.
+//!
+//! [`learner`] estimates the gradient by REINFORCE, as the paper does; [`actor_critic`] takes the expected gradient under a
+//! [`critic`].
 
+pub mod actor_critic;
 pub mod aligned;
 pub mod coin;
+pub mod critic;
 pub mod directions;
 pub mod drift;
 pub mod eigenvectors;

@@ -362,6 +362,12 @@ impl Learner for HypentropyRegression {
         }
     }
 
+    fn predict(&self, _query: &Query, scores: &[f64], mean: f64, rewards: &mut [f64]) -> bool {
+        // A score is a reward above the mean.
+        rewards.iter_mut().zip(scores).for_each(|(reward, score)| *reward = (mean + score).clamp(0.0, 1.0));
+        scores.len() == rewards.len()
+    }
+
     fn apply(&mut self, batch: &[Lesson], version: u64) {
         let mut of_models: Vec<Vec<&Lesson>> = vec![Vec::new(); self.models];
         for lesson in batch {

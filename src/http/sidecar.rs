@@ -428,6 +428,7 @@ async fn explain(State(sidecar): State<Arc<Sidecar>>, request: Request) -> Resul
     let by = sidecar.router.space(&space).unwrap_or_else(|| Arc::new(sidecar.unlearned(&space)));
     let bad = |bad: BadQuery| Problem::field("query", bad.to_string());
     let (scores, distribution) = (by.scores(&query.0).map_err(bad)?, by.distribution(&query.0).map_err(bad)?);
+    let is_head = by.head(&query.0).map_err(bad)?.is_some();
     let model = |m: usize| {
         json!({
             "model": by.models()[m], "score": scores[m], "policy": distribution.policy[m],
@@ -437,7 +438,7 @@ async fn explain(State(sidecar): State<Arc<Sidecar>>, request: Request) -> Resul
     let (epoch, version, _) = by.stamp();
     Ok(json_response(&json!({
         "space": space, "params_version": version, "params_epoch": epoch, "algorithm": by.params().algorithm,
-        "models": (0..by.models().len()).map(model).collect::<Vec<_>>(),
+        "is_head_query": is_head, "models": (0..by.models().len()).map(model).collect::<Vec<_>>(),
     })))
 }
 
@@ -478,6 +479,7 @@ async fn status(State(sidecar): State<Arc<Sidecar>>) -> Response {
             let value = json!({
                 "epoch": params.epoch, "version": params.version, "revision": params.revision, "dim": params.dim,
                 "models": params.models, "algorithm": params.algorithm, "created_ms": params.created_ms,
+                "head_queries": params.policy.head.len(),
             });
             (params.space.to_string(), value)
         })

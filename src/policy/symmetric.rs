@@ -60,6 +60,11 @@ impl Symmetric {
         triangle_add(a, x, &mut self.packed);
     }
 
+    /// += another of the same size.
+    pub fn merge(&mut self, other: &Self) {
+        self.packed.iter_mut().zip(&other.packed).for_each(|(entry, other)| *entry += other);
+    }
+
     /// *= a
     pub fn scale(&mut self, a: f64) {
         self.packed.iter_mut().for_each(|entry| *entry *= a);

@@ -6,8 +6,9 @@ use std::ops::RangeInclusive;
 use faer::linalg::matmul::matmul;
 use faer::{Accum, ColMut, ColRef, Mat, Par};
 
-use super::{Distribution, Params, Policy, ScoreForm};
+use super::{Distribution, Params, Policy, ScoreForm, add};
 use crate::event::{BadQuery, Name, Query};
+use crate::query_key::QueryKeys;
 
 /// Parameters, ready to route.
 #[derive(Debug, Clone)]
@@ -21,6 +22,8 @@ pub struct Compiled {
     ranks: Vec<usize>,
     /// Models that have a linear part, in the order of its columns.
     linear: Vec<usize>,
+    /// Computes the keys that the head table is searched by; none without a table.
+    keys: Option<QueryKeys>,
 }
 
 impl Compiled {
@@ -37,7 +40,8 @@ impl Compiled {
         // Only what the matrix does not hold stays with the parameters.
         let biases = forms.iter().map(|form| ScoreForm { bias: form.bias, ..ScoreForm::default() });
         params.policy.scores = biases.collect();
-        Self { params, columns, eigenvalues, ranks, linear }
+        let keys = (!params.policy.head.is_empty()).then(|| QueryKeys::new(dim));
+        Self { params, columns, eigenvalues, ranks, linear, keys }
     }
 
     /// Untrained parameters: uniform, or one model always.
@@ -90,7 +94,8 @@ impl Compiled {
 
     /// The score of each model for a query, which need not be normalised.
     pub fn scores(&self, query: &[f32]) -> Result<Vec<f64>, BadQuery> {
-        let (products, scale) = self.products(query)?;
+        let square = self.square(query)?;
+        let (products, scale) = self.products(query, square);
         let (quadratic, linear) = products.split_at(self.eigenvalues.len());
         let mut parts = self.eigenvalues.iter().zip(quadratic).map(|(&l, &p)| part(l, p, scale));
         let biases = self.params.policy.scores.iter().map(|form| f64::from(form.bias));
@@ -99,26 +104,37 @@ impl Compiled {
         for (&model, &part) in self.linear.iter().zip(linear) {
             scores[model] += f64::from(part) * scale;
         }
+        add(&mut scores, self.corrections(query, square));
         Ok(scores)
     }
 
     /// Products of the columns with a query, and what brings the query to length 1: it is cheaper to scale the few products.
-    fn products(&self, query: &[f32]) -> Result<(Vec<f32>, f64), BadQuery> {
-        let square = self.square(query)?;
+    fn products(&self, query: &[f32], square: f64) -> (Vec<f32>, f64) {
         let mut products = vec![0.0; self.eigenvalues.len() + self.linear.len()];
         if PLAIN_SQUARES.contains(&square) {
             product(&self.columns, query, &mut products);
-            return Ok((products, square.sqrt().recip()));
+            return (products, square.sqrt().recip());
         }
         // Too long or too short for products in single precision.
         let unit: Vec<f32> = query.iter().map(|&x| (f64::from(x) / square.sqrt()) as f32).collect();
         product(&self.columns, &unit, &mut products);
-        Ok((products, 1.0))
+        (products, 1.0)
     }
 
-    /// The eigenvalues of a model with their eigenvectors' products with a query, squared: what its score is made of.
+    /// The correction of each model's score, for a query in the head table.
+    pub fn head(&self, query: &[f32]) -> Result<Option<&[f32]>, BadQuery> {
+        let square = self.square(query)?;
+        Ok(self.corrections(query, square))
+    }
+
+    fn corrections(&self, query: &[f32], square: f64) -> Option<&[f32]> {
+        let keys = self.keys.as_ref()?;
+        self.params.policy.head.get(keys.key_of_f32(query, square))
+    }
+
+    /// The eigenvalues of a model with their eigenvectors' products with a query, squared: what the quadratic part of its score is made of.
     pub fn parts(&self, model: usize, query: &[f32]) -> Result<Vec<f64>, BadQuery> {
-        let (products, scale) = self.products(query)?;
+        let (products, scale) = self.products(query, self.square(query)?);
         let start: usize = self.ranks[..model].iter().sum();
         let range = start..start + self.ranks[model];
         let terms = self.eigenvalues[range.clone()].iter().zip(&products[range]);
@@ -168,7 +184,8 @@ fn product(columns: &Mat<f32>, query: &[f32], out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::router::Sampling;
+    use crate::query_key::QueryKey;
+    use crate::router::{HeadTable, Sampling};
     use proptest::prelude::*;
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
@@ -196,21 +213,33 @@ mod tests {
     proptest! {
         #[test]
         fn equals_the_plain_arithmetic(seed: u64, dim in 1..80_usize, ranks in prop::collection::vec(0..7_usize, 2..6)) {
-            let (params, mut query) = arbitrary(seed, dim, &ranks);
+            let (mut params, mut query) = arbitrary(seed, dim, &ranks);
             // Of any length: one that single precision could not square too.
             query.iter_mut().for_each(|x| *x *= [1.0, 1e-30, 1e30][(seed % 3) as usize]);
-            let plain = params.distribution(&Query::from_f32(&query).unwrap()).unwrap();
-            let plain_scores = params.scores(&Query::from_f32(&query).unwrap()).unwrap();
+            let unit = Query::from_f32(&query).unwrap();
+            let (key, is_hit) = (QueryKey::of(&unit).0, seed % 5 < 3);
+            let keys = vec![if is_hit { key } else { key ^ 1 }];
+            let corrections: Vec<f32> = (0..ranks.len()).map(|m| m as f32 - 0.5).collect();
+            let uncorrected = params.scores(&unit).unwrap();
+            params.policy.head = HeadTable::new(ranks.len(), keys, corrections.clone()).unwrap();
+            let plain = params.distribution(&unit).unwrap();
+            let plain_scores = params.scores(&unit).unwrap();
+            for m in 0..ranks.len() {
+                let correction = if is_hit { f64::from(corrections[m]) } else { 0.0 };
+                prop_assert_eq!(plain_scores[m], uncorrected[m] + correction);
+            }
             let compiled = Compiled::new(params);
             let fast = compiled.distribution(&query).unwrap();
             let scores = compiled.scores(&query).unwrap();
             prop_assert!(scores.iter().zip(&plain_scores).all(|(a, b)| (a - b).abs() < 1e-4), "{scores:?} {plain_scores:?}");
             prop_assert!(fast.propensities.iter().zip(&plain.propensities).all(|(a, b)| (a - b).abs() < 1e-4));
+            prop_assert_eq!(compiled.head(&query).unwrap(), is_hit.then_some(&corrections[..]));
             for (m, &score) in scores.iter().enumerate() {
+                let correction = if is_hit { f64::from(corrections[m]) } else { 0.0 };
                 let form = &compiled.params().policy.scores[m];
                 if m % 3 != 1 {
                     let parts: f64 = compiled.parts(m, &query).unwrap().iter().sum();
-                    prop_assert!((f64::from(form.bias) + parts - score).abs() < 1e-9);
+                    prop_assert!((f64::from(form.bias) + parts + correction - score).abs() < 1e-9);
                 }
             }
         }

@@ -1,11 +1,13 @@
 //! Routing: parameters and a query in, a distribution over models out.
 //!
 //! ```text
-//! score_m(q) = bias_m + linear_m . q + sum_i eigenvalue_i (eigenvector_i . q)^2
+//! score_m(q) = bias_m + linear_m . q + sum_i eigenvalue_i (eigenvector_i . q)^2 + correction_m(q)
 //! softmax      core = softmax(score)
 //! inverse gap  core_m = 1 / (M + g (max score - score_m)) for all but the best, the rest for the best
 //! p = (1 - floor) core + floor floor_distribution
 //! ```
+//!
+//! correction_m(q) comes from the [`HeadTable`] of frequent queries; it is zero for a query that is not in the table.
 //!
 //! Learners export their policy in this one form, so a router does not depend on the learning algorithm.
 //!
@@ -14,6 +16,7 @@
 
 mod compiled;
 mod draw;
+mod head;
 mod live;
 mod recent;
 
@@ -21,10 +24,12 @@ use serde::{Deserialize, Serialize};
 
 pub use compiled::Compiled;
 pub use draw::{BadKey, DrawKey};
+pub use head::{BadHeadTable, HEAD_QUERIES_MAX, HeadTable};
 pub use live::{Answer, Router};
 pub use recent::{Recent, RecentSpec};
 
 use crate::event::{BadQuery, Name, Query};
+use crate::query_key::QueryKey;
 
 /// How scores become probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -95,6 +100,8 @@ pub struct Policy {
     pub floor_distribution: Vec<f64>,
     /// The score of each model.
     pub scores: Vec<ScoreForm>,
+    /// Corrections of the scores of frequent queries.
+    pub head: HeadTable,
 }
 
 impl Policy {
@@ -102,7 +109,13 @@ impl Policy {
     pub fn unlearned(models: usize, always: Option<usize>) -> Self {
         let bias = |m: usize| if Some(m) == always { ALWAYS } else { 0.0 };
         let scores = (0..models).map(|m| ScoreForm { bias: bias(m), ..ScoreForm::default() }).collect();
-        Self { sampling: Sampling::Softmax, floor: 0.0, floor_distribution: uniform(models), scores }
+        Self {
+            sampling: Sampling::Softmax,
+            floor: 0.0,
+            floor_distribution: uniform(models),
+            scores,
+            head: HeadTable::default(),
+        }
     }
 }
 
@@ -167,7 +180,15 @@ impl Params {
     /// The score of each model for a query.
     pub fn scores(&self, query: &Query) -> Result<Vec<f64>, BadQuery> {
         query.check_dim(self.dim)?;
-        Ok(self.policy.scores.iter().map(|form| form.score(query.as_slice())).collect())
+        let mut scores: Vec<f64> = self.policy.scores.iter().map(|form| form.score(query.as_slice())).collect();
+        add(&mut scores, self.head(query));
+        Ok(scores)
+    }
+
+    /// The correction of each model's score, for a query in the head table.
+    pub fn head(&self, query: &Query) -> Option<&[f32]> {
+        let table = &self.policy.head;
+        if table.is_empty() { None } else { table.get(QueryKey::of(query)) }
     }
 
     /// The distribution over models for a query.
@@ -181,6 +202,12 @@ impl Params {
 /// Uniform over `n` models.
 pub fn uniform(n: usize) -> Vec<f64> {
     vec![1.0 / n as f64; n]
+}
+
+/// Adds the corrections of a head query.
+fn add(scores: &mut [f64], corrections: Option<&[f32]>) {
+    let corrections = corrections.into_iter().flatten();
+    scores.iter_mut().zip(corrections).for_each(|(score, &correction)| *score += f64::from(correction));
 }
 
 fn softmax(scores: &mut [f64]) {

@@ -4,6 +4,7 @@
 //! averaged out. The gap is what lies between always playing the model that is best on the whole and always playing
 //! the one that is best for the query.
 
+use super::Occurrence;
 use crate::learner::Decision;
 use crate::router::Sampling;
 
@@ -20,6 +21,22 @@ struct Sums {
 }
 
 impl Sums {
+    fn new(models: usize) -> Self {
+        Self { constants: vec![0.0; models], traffic: vec![0.0; models], ..Self::default() }
+    }
+
+    /// Adds the rewards of a round; returns the mean of the policy.
+    fn add(&mut self, expected: &[f64], decision: &Decision) -> f64 {
+        let played = &decision.distribution.propensities;
+        let mean: f64 = played.iter().zip(expected).map(|(p, r)| p * r).sum();
+        self.rounds += 1;
+        self.policy += mean;
+        self.oracle += expected.iter().fold(0.0_f64, |m, &r| m.max(r));
+        self.constants.iter_mut().zip(expected).for_each(|(sum, r)| *sum += r);
+        self.traffic[decision.model] += 1.0;
+        mean
+    }
+
     fn joined(&self, other: &Self) -> Self {
         let add = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a + b).collect();
         Self {
@@ -40,6 +57,23 @@ pub struct History {
     bin_rounds: u64,
     bins_max: usize,
     bins: Vec<Sums>,
+    /// Over the whole run, of the worlds that keep track: first occurrences, synthetic queries, repeats.
+    occurrences: [Sums; 3],
+}
+
+/// What was earned on queries that had not come before, and on those that had.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Occurrences {
+    /// Rounds with a query that had not come before, synthetic ones included.
+    pub first_rounds: u64,
+    /// Rounds with a synthetic query.
+    pub synthetic_rounds: u64,
+    /// Rounds with a query that had come before.
+    pub repeat_rounds: u64,
+    /// What was earned on the first two kinds.
+    pub first: Summary,
+    /// What was earned on repeats.
+    pub repeats: Summary,
 }
 
 /// A point of the curves.
@@ -87,12 +121,12 @@ impl Summary {
 impl History {
     /// For `rounds` rounds in at most `bins` bins.
     pub fn new(rounds: u64, bins: u64) -> Self {
-        Self { bin_rounds: rounds.div_ceil(bins.max(1)).max(1), bins_max: usize::MAX, bins: Vec::new() }
+        Self { bin_rounds: rounds.div_ceil(bins.max(1)).max(1), bins_max: usize::MAX, ..Self::unbounded(2) }
     }
 
     /// For a run whose length nobody knows, in at most `bins` bins: when there are more, two become one.
     pub fn unbounded(bins: usize) -> Self {
-        Self { bin_rounds: 1, bins_max: bins.max(2), bins: Vec::new() }
+        Self { bin_rounds: 1, bins_max: bins.max(2), bins: Vec::new(), occurrences: Default::default() }
     }
 
     /// Adds a round: expected rewards, scores of the policy that regret is measured against, and the decision.
@@ -102,17 +136,10 @@ impl History {
             self.coarsen();
         }
         if self.bins.last().is_none_or(|bin| bin.rounds == self.bin_rounds) {
-            let models = expected.len();
-            self.bins.push(Sums { constants: vec![0.0; models], traffic: vec![0.0; models], ..Sums::default() });
+            self.bins.push(Sums::new(expected.len()));
         }
         let Some(bin) = self.bins.last_mut() else { return };
-        let played = &decision.distribution.propensities;
-        let mean: f64 = played.iter().zip(expected).map(|(p, r)| p * r).sum();
-        bin.rounds += 1;
-        bin.policy += mean;
-        bin.oracle += expected.iter().fold(0.0_f64, |m, &r| m.max(r));
-        bin.constants.iter_mut().zip(expected).for_each(|(sum, r)| *sum += r);
-        bin.traffic[decision.model] += 1.0;
+        let mean = bin.add(expected, decision);
         let best = Sampling::Softmax.core(best_scores);
         bin.regret += best.iter().zip(expected).map(|(p, r)| p * r).sum::<f64>() - mean;
         // <grad L, W - W*> = sum_m pi_m (r_m - mean) log(pi*_m / pi_m), the paper's Proposition on both regrets.
@@ -122,6 +149,33 @@ impl History {
         let terms = policy.iter().zip(&best).zip(expected).filter(|((p, _), _)| **p > 0.0);
         let terms = terms.map(|((p, b), r)| p * (r - own_mean) * (b / p).ln());
         bin.linearized_regret += terms.sum::<f64>();
+    }
+
+    /// Adds a round, already added as such, to those of its kind.
+    pub fn add_occurrence(&mut self, occurrence: Occurrence, expected: &[f64], decision: &Decision) {
+        let kind = match occurrence {
+            Occurrence::First => 0,
+            Occurrence::Synthetic => 1,
+            Occurrence::Repeat => 2,
+        };
+        let models = expected.len();
+        self.occurrences.iter_mut().filter(|sums| sums.constants.is_empty()).for_each(|sums| *sums = Sums::new(models));
+        self.occurrences[kind].add(expected, decision);
+    }
+
+    /// What was earned on queries that had not come before, and on those that had; none if the world did not keep track.
+    pub fn occurrences(&self) -> Option<Occurrences> {
+        let [first, synthetic, repeats] = &self.occurrences;
+        let best = self.best_constant();
+        let summary = |sums: &[&Sums]| summary_of(sums.iter().copied(), best);
+        let is_known = self.occurrences.iter().any(|sums| sums.rounds > 0);
+        is_known.then(|| Occurrences {
+            first_rounds: first.rounds + synthetic.rounds,
+            synthetic_rounds: synthetic.rounds,
+            repeat_rounds: repeats.rounds,
+            first: summary(&[first, synthetic]),
+            repeats: summary(&[repeats]),
+        })
     }
 
     /// Makes one bin of every two.
@@ -159,15 +213,7 @@ impl History {
     /// The same, with this model for the best constant one.
     pub fn summary_against(&self, share: f64, model: usize) -> Summary {
         let skip = ((1.0 - share) * self.bins.len() as f64).round() as usize;
-        let bins = &self.bins[skip.min(self.bins.len())..];
-        let rounds = bins.iter().map(|bin| bin.rounds).sum::<u64>().max(1) as f64;
-        let mean = |of: &dyn Fn(&Sums) -> f64| bins.iter().map(of).sum::<f64>() / rounds;
-        Summary {
-            policy: mean(&|bin| bin.policy),
-            best_constant: mean(&|bin| bin.constants.get(model).copied().unwrap_or_default()),
-            uniform: mean(&|bin| average(&bin.constants)),
-            oracle: mean(&|bin| bin.oracle),
-        }
+        summary_of(self.bins[skip.min(self.bins.len())..].iter(), model)
     }
 
     /// The curves, a point a bin.
@@ -191,6 +237,18 @@ impl History {
             }
         };
         self.bins.iter().map(&mut point).collect()
+    }
+}
+
+/// Sums in figures, with this model for the best constant one.
+fn summary_of<'a>(sums: impl Iterator<Item = &'a Sums> + Clone, model: usize) -> Summary {
+    let rounds = sums.clone().map(|sums| sums.rounds).sum::<u64>().max(1) as f64;
+    let mean = |of: &dyn Fn(&Sums) -> f64| sums.clone().map(of).sum::<f64>() / rounds;
+    Summary {
+        policy: mean(&|sums| sums.policy),
+        best_constant: mean(&|sums| sums.constants.get(model).copied().unwrap_or_default()),
+        uniform: mean(&|sums| average(&sums.constants)),
+        oracle: mean(&|sums| sums.oracle),
     }
 }
 
@@ -226,6 +284,30 @@ mod tests {
         // Against the uniform policy of W* = 0: nothing lost in the first half, 0.375 a round won in the second.
         assert!((points[4].regret).abs() < 1e-12 && (points[9].regret + 50.0 * 0.375).abs() < 1e-12);
         assert!(points[4].linearized_regret.abs() < 1e-12);
+    }
+
+    /// The reference of both kinds is the model that is best on the whole run.
+    #[test]
+    fn first_occurrences_and_repeats_apart() {
+        let mut history = History::new(100, 10);
+        assert_eq!(history.occurrences(), None);
+        for t in 0..100 {
+            let (occurrence, expected) = match t % 10 {
+                0 => (Occurrence::First, [0.0, 1.0]),
+                1 | 2 => (Occurrence::Synthetic, [0.25, 1.0]),
+                _ => (Occurrence::Repeat, [1.0, 0.0]),
+            };
+            let decision = Decision { model: 0, distribution: Distribution::mix(vec![0.75, 0.25], 0.0, &uniform(2)) };
+            history.add(&expected, &[0.0, 0.0], &decision);
+            history.add_occurrence(occurrence, &expected, &decision);
+        }
+        let found = history.occurrences().unwrap();
+        assert_eq!((found.first_rounds, found.synthetic_rounds, found.repeat_rounds), (30, 20, 70));
+        assert_eq!((found.repeats.policy, found.repeats.best_constant, found.repeats.oracle), (0.75, 1.0, 1.0));
+        assert!((found.first.best_constant - 5.0 / 30.0).abs() < 1e-12 && found.first.oracle == 1.0, "{found:?}");
+        assert!((found.first.policy - (2.5 + 20.0 * 0.4375) / 30.0).abs() < 1e-12);
+        let all = (30.0 * found.first.policy + 70.0 * found.repeats.policy) / 100.0;
+        assert!((all - history.summary(1.0).policy).abs() < 1e-12);
     }
 
     #[test]

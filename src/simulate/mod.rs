@@ -40,6 +40,22 @@ pub trait World: Send {
 
     /// Changes abruptly what the models are good at.
     fn switch(&mut self);
+
+    /// Whether the last query had come before; none if the world does not keep track.
+    fn occurrence(&self) -> Option<Occurrence> {
+        None
+    }
+}
+
+/// Whether a query came before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Occurrence {
+    /// A query of the data set comes for the first time.
+    First,
+    /// A new query that was made from queries of the data set.
+    Synthetic,
+    /// The query came before.
+    Repeat,
 }
 
 /// A direction drawn evenly from the sphere.

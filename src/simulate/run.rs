@@ -91,6 +91,9 @@ pub fn run<S: Stack>(
         let sharpness = COMPARATOR_NORM / world.true_norm().max(f64::MIN_POSITIVE);
         let best_scores: Vec<f64> = world.true_scores(&query).iter().map(|score| sharpness * score).collect();
         history.add(&expected, &best_scores, &decision);
+        if let Some(occurrence) = world.occurrence() {
+            history.add_occurrence(occurrence, &expected, &decision);
+        }
         if luck[1] >= plan.lost {
             let reward = f64::from(u8::from(luck[2] < expected[decision.model]));
             waiting.push_back((round.saturating_add(plan.delay).saturating_add(1), round, reward));

@@ -2,6 +2,10 @@
 //!
 //! Metadata are strings; tensors are f32: `<model>.eigenvalues` of shape k, `<model>.eigenvectors` k x dim,
 //! `<model>.linear` dim, `<model>.bias` 1. What is absent is zero.
+//!
+//! Version 2 adds the head table: `.head.keys` of shape n (u64) and `.head.corrections` n x models. No model's name starts
+//! with a dot, so no model's tensor has such a name. Parameters without a table are written as version 1, which routers of
+//! earlier releases read.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,10 +14,15 @@ use thiserror::Error;
 
 use crate::config::{DIM_MAX, MODELS_MAX, Settings};
 use crate::event::Name;
-use crate::router::{Params, Policy, Sampling, ScoreForm, uniform};
+use crate::router::{HEAD_QUERIES_MAX, HeadTable, Params, Policy, Sampling, ScoreForm, uniform};
 
 const FORMAT: &str = "pointsman.params";
-const FORMAT_VERSION: u64 = 1;
+/// The newest version that is read.
+const FORMAT_VERSION: u64 = 2;
+/// The first version with a head table.
+const HEAD_VERSION: u64 = 2;
+const HEAD_KEYS: &str = ".head.keys";
+const HEAD_CORRECTIONS: &str = ".head.corrections";
 
 /// Largest epoch, version and revision: every JSON reader holds numbers up to here exactly.
 pub const STAMP_MAX: u64 = 1 << 53;
@@ -24,7 +33,7 @@ const CREATED_MS_MAX: u64 = 253_402_300_799_999;
 /// Longest `algorithm`, in bytes.
 const ALGORITHM_BYTES_MAX: usize = 64;
 
-/// Bounds on the magnitude of scales (eigenvalues, linear parts, biases, the inverse gap) and of components of
+/// Bounds on the magnitude of scales (eigenvalues, linear parts, biases, corrections, the inverse gap) and of components of
 /// eigenvectors. No score overflows within them, neither in f64 nor in the router's products in f32.
 const SCALE_MAX: f64 = 1e24;
 const COMPONENT_MAX: f64 = 1e6;
@@ -68,10 +77,11 @@ pub fn encode(params: &Params) -> Vec<u8> {
         Sampling::Softmax => ("softmax", None),
         Sampling::InverseGap { gap } => ("inverse_gap", Some(gap)),
     };
+    let format_version = if policy.head.is_empty() { 1 } else { HEAD_VERSION };
     let mut metadata = HashMap::from(
         [
             ("format", FORMAT.to_owned()),
-            ("format_version", FORMAT_VERSION.to_string()),
+            ("format_version", format_version.to_string()),
             ("space", params.space.to_string()),
             ("epoch", params.epoch.to_string()),
             ("version", params.version.to_string()),
@@ -87,10 +97,10 @@ pub fn encode(params: &Params) -> Vec<u8> {
         .map(|(key, value)| (key.to_owned(), value)),
     );
     metadata.extend(gap.map(|gap| ("inverse_gap".to_owned(), json(&gap))));
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> =
-        params.models.iter().zip(&policy.scores).flat_map(|(name, form)| tensors(name, form, params.dim)).collect();
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        (name, TensorView::new(Dtype::F32, shape.clone(), bytes).expect("a shape that fits its data"))
+    let forms = params.models.iter().zip(&policy.scores).flat_map(|(name, form)| tensors(name, form, params.dim));
+    let all: Vec<Tensor> = forms.chain(head_tensors(&policy.head, params.models.len())).collect();
+    let views = all.iter().map(|Tensor { name, dtype, shape, bytes }| {
+        (name, TensorView::new(*dtype, shape.clone(), bytes).expect("a shape that fits its data"))
     });
     sort_header(safetensors::serialize(views, Some(metadata)).expect("a header of bounded size"))
 }
@@ -119,6 +129,7 @@ pub fn decode(bytes: &[u8]) -> Result<Params, BadParams> {
         _ => return Err(meta.bad("sampling", "must be softmax or inverse_gap".to_owned())),
     };
     let scores = models.iter().map(|name| score_form(&tensors, name, dim)).collect::<Result<_, _>>()?;
+    let head = head_table(&tensors, format_version, models.len())?;
     Ok(Params {
         space: meta.text("space")?.try_into().map_err(|e: crate::event::BadName| meta.bad("space", e.to_string()))?,
         epoch: meta.integer("epoch", 0, STAMP_MAX)?,
@@ -131,6 +142,7 @@ pub fn decode(bytes: &[u8]) -> Result<Params, BadParams> {
             floor: meta.number("floor", 0.0, 1.0)?,
             floor_distribution: meta.floor_distribution(models.len())?,
             scores,
+            head,
         },
         models,
         dim,
@@ -237,7 +249,21 @@ impl Metadata<'_> {
     }
 }
 
-fn tensors(name: &Name, form: &ScoreForm, dim: usize) -> Vec<(String, Vec<usize>, Vec<u8>)> {
+/// A tensor to write.
+struct Tensor {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Tensor {
+    fn f32(name: String, shape: Vec<usize>, values: &[f32]) -> Self {
+        Self { name, dtype: Dtype::F32, shape, bytes: values.iter().flat_map(|x| x.to_le_bytes()).collect() }
+    }
+}
+
+fn tensors(name: &Name, form: &ScoreForm, dim: usize) -> Vec<Tensor> {
     let rank = form.eigenvalues.len();
     [
         ("eigenvalues", vec![rank], &form.eigenvalues[..]),
@@ -247,26 +273,67 @@ fn tensors(name: &Name, form: &ScoreForm, dim: usize) -> Vec<(String, Vec<usize>
     ]
     .into_iter()
     .filter(|(_, _, values)| !values.is_empty())
-    .map(|(kind, shape, values)| {
-        (format!("{name}.{kind}"), shape, values.iter().flat_map(|x| x.to_le_bytes()).collect())
-    })
+    .map(|(kind, shape, values)| Tensor::f32(format!("{name}.{kind}"), shape, values))
     .collect()
+}
+
+fn head_tensors(head: &HeadTable, models: usize) -> Vec<Tensor> {
+    if head.is_empty() {
+        return Vec::new();
+    }
+    let bytes = head.keys().iter().flat_map(|key| key.to_le_bytes()).collect();
+    let keys = Tensor { name: HEAD_KEYS.to_owned(), dtype: Dtype::U64, shape: vec![head.len()], bytes };
+    vec![keys, Tensor::f32(HEAD_CORRECTIONS.to_owned(), vec![head.len(), models], head.corrections())]
+}
+
+fn head_table(tensors: &SafeTensors, format_version: u64, models: usize) -> Result<HeadTable, BadParams> {
+    let bad = |name: &str, problem: String| Err(BadParams::Tensor { name: name.to_owned(), problem });
+    let (keys, corrections) = match (tensors.tensor(HEAD_KEYS).ok(), tensors.tensor(HEAD_CORRECTIONS).ok()) {
+        (None, None) => return Ok(HeadTable::default()),
+        (Some(keys), Some(corrections)) => (keys, corrections),
+        (None, Some(_)) => return bad(HEAD_KEYS, format!("missing, but there is {HEAD_CORRECTIONS}")),
+        (Some(_), None) => return bad(HEAD_CORRECTIONS, format!("missing, but there is {HEAD_KEYS}")),
+    };
+    if format_version < HEAD_VERSION {
+        return bad(HEAD_KEYS, format!("needs format_version {HEAD_VERSION}, but it is {format_version}"));
+    }
+    if keys.dtype() != Dtype::U64 || keys.shape().len() != 1 || keys.shape()[0] > HEAD_QUERIES_MAX {
+        let problem = format!("type {:?} with shape {:?} is not U64 [n]", keys.dtype(), keys.shape());
+        return bad(HEAD_KEYS, format!("{problem} with n of at most {HEAD_QUERIES_MAX}"));
+    }
+    let queries = keys.shape()[0];
+    let (words, _) = keys.data().as_chunks::<8>();
+    let keys = words.iter().map(|&bytes| u64::from_le_bytes(bytes)).collect();
+    let expected = format!("F32 [{queries}, {models}]");
+    let corrections = floats(&corrections, HEAD_CORRECTIONS, SCALE_MAX, &expected, |shape| shape == [queries, models])?;
+    HeadTable::new(models, keys, corrections).or_else(|error| bad(HEAD_KEYS, error.to_string()))
+}
+
+/// The numbers of a tensor of an expected shape, within bounds.
+fn floats(
+    view: &TensorView,
+    name: &str,
+    most: f64,
+    expected: &str,
+    is_expected: impl Fn(&[usize]) -> bool,
+) -> Result<Vec<f32>, BadParams> {
+    let bad = |problem: String| Err(BadParams::Tensor { name: name.to_owned(), problem });
+    if view.dtype() != Dtype::F32 || !is_expected(view.shape()) {
+        return bad(format!("type {:?} with shape {:?} does not match {expected}", view.dtype(), view.shape()));
+    }
+    let (words, _) = view.data().as_chunks::<4>();
+    let values: Vec<f32> = words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    match values.iter().find(|x| x.is_nan() || f64::from(x.abs()) > most) {
+        None => Ok(values),
+        Some(x) => bad(format!("{x:e} is not between -{most:e} and {most:e}")),
+    }
 }
 
 fn score_form(tensors: &SafeTensors, name: &Name, dim: usize) -> Result<ScoreForm, BadParams> {
     let read = |kind: &str, most: f64, expected: &dyn Fn(&[usize]) -> bool| {
         let name = format!("{name}.{kind}");
         let Ok(view) = tensors.tensor(&name) else { return Ok(Vec::new()) };
-        if view.dtype() != Dtype::F32 || !expected(view.shape()) {
-            let problem = format!("type {:?} with shape {:?} does not match dim = {dim}", view.dtype(), view.shape());
-            return Err(BadParams::Tensor { name, problem });
-        }
-        let (words, _) = view.data().as_chunks::<4>();
-        let values: Vec<f32> = words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
-        match values.iter().find(|x| x.is_nan() || f64::from(x.abs()) > most) {
-            None => Ok(values),
-            Some(x) => Err(BadParams::Tensor { name, problem: format!("{x:e} is not between -{most:e} and {most:e}") }),
-        }
+        floats(&view, &name, most, &format!("dim = {dim}"), expected)
     };
     // A quadratic form has no more eigenvalues than dimensions.
     let eigenvalues = read("eigenvalues", SCALE_MAX, &|shape| shape.len() == 1 && shape[0] <= dim)?;
@@ -317,25 +384,131 @@ mod tests {
                 floor: 0.1,
                 floor_distribution: vec![0.5, 0.25, 0.25],
                 scores: vec![quadratic, linear, ScoreForm::default()],
+                head: HeadTable::default(),
             },
         }
     }
 
+    /// The same with a head table, and with a model whose name resembles its tensors.
+    fn params_with_head() -> Params {
+        let mut params = params();
+        params.models[2] = Name::try_from("head").unwrap();
+        params.policy.scores[2].bias = 0.5;
+        let corrections = vec![0.5, -0.25, 0.0, 1.0, 2.0, -3.0];
+        params.policy.head = HeadTable::new(3, vec![7, u64::MAX], corrections).unwrap();
+        params
+    }
+
     #[test]
     fn round_trip_in_the_same_bytes_every_time() {
-        let bytes = encode(&params());
-        assert_eq!(decode(&bytes).unwrap(), params());
-        for _ in 0..8 {
-            assert_eq!(encode(&params()), bytes);
+        for params in [params(), params_with_head()] {
+            let bytes = encode(&params);
+            assert_eq!(decode(&bytes).unwrap(), params);
+            for _ in 0..8 {
+                assert_eq!(encode(&params), bytes);
+            }
         }
     }
 
     #[test]
+    fn only_parameters_with_a_head_table_have_version_2() {
+        for (params, expected) in [(params(), "1"), (params_with_head(), "2")] {
+            let bytes = encode(&params);
+            let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+            assert_eq!(header.metadata().as_ref().unwrap()["format_version"], expected);
+        }
+    }
+
+    #[test]
+    fn bad_head_tables_are_errors() {
+        let check = |bytes: Vec<u8>, expected: &str| {
+            let error = decode(&bytes).unwrap_err().to_string();
+            assert!(error.contains(expected), "{expected}: {error}");
+        };
+        let lying = |from: &str, to: &str| lying_with(&params_with_head(), from, to);
+        let version = r#""format_version":"2""#;
+        check(lying(version, r#""format_version":"1""#), ".head.keys: needs format_version 2, but it is 1");
+        check(lying(version, r#""format_version":"3""#), "3 is newer than this version reads (2)");
+        check(lying("\".head.keys\"", "\".head.kays\""), ".head.keys: missing, but there is .head.corrections");
+        check(lying(".head.corrections", ".head.correctness"), ".head.corrections: missing, but there is .head.keys");
+        let keys = r#"".head.keys":{"data_offsets":[0,16],"dtype":"U64","shape":[2]}"#;
+        for (dtype, shape) in [("I64", "[2]"), ("U64", "[2,1]"), ("U64", "[1,2]"), ("F64", "[2]")] {
+            let other = format!(r#"".head.keys":{{"data_offsets":[0,16],"dtype":"{dtype}","shape":{shape}}}"#);
+            check(lying(keys, &other), ".head.keys: type ");
+        }
+        for shape in ["[3,2]", "[6]", "[2,3,1]", "[1,6]"] {
+            check(
+                lying(r#""shape":[2,3]},".head"#, &format!(r#""shape":{shape}}},".head"#)),
+                "does not match F32 [2, 3]",
+            );
+        }
+        // Keys are the first tensor.
+        let bytes = encode(&params_with_head());
+        let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        for (key, expected) in [(u64::MAX, "key 1 is not above"), (3, "")] {
+            let mut changed = bytes.clone();
+            changed[start..start + 8].copy_from_slice(&key.to_le_bytes());
+            match expected {
+                "" => assert_eq!(decode(&changed).unwrap().policy.head.keys(), [3, u64::MAX]),
+                _ => check(changed, expected),
+            }
+        }
+        for x in [f32::NAN, f32::INFINITY, -1e25] {
+            let mut params = params_with_head();
+            params.policy.head = HeadTable::new(3, vec![1], vec![0.0, x, 0.0]).unwrap();
+            check(encode(&params), ".head.corrections: ");
+        }
+        // More models than the corrections have columns.
+        let mut wider = params_with_head();
+        wider.models.push(Name::try_from("more").unwrap());
+        wider.policy.scores.push(ScoreForm::default());
+        wider.policy.floor_distribution = uniform(4);
+        wider.policy.head = HeadTable::new(4, vec![7], vec![0.0; 4]).unwrap();
+        let fewer = r#"[\"bge\",\"mini.lm\",\"head\"]"#;
+        let all = r#"[\"bge\",\"mini.lm\",\"head\",\"more\"]"#;
+        let bytes = lying_with(&wider, all, fewer);
+        check(lying_bytes(&bytes, "[0.25,0.25,0.25,0.25]", "[0.5,0.25,0.25]"), "does not match F32 [1, 3]");
+    }
+
+    /// One query more than a table may have.
+    #[test]
+    fn oversized_head_tables_are_errors() {
+        let mut params = params();
+        let keys: Vec<u64> = (0..HEAD_QUERIES_MAX as u64).collect();
+        params.policy.head = HeadTable::new(3, keys, vec![0.0; 3 * HEAD_QUERIES_MAX]).unwrap();
+        let bytes = encode(&params);
+        assert_eq!(decode(&bytes).unwrap(), params);
+        let (length, more) = (u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize, HEAD_QUERIES_MAX + 1);
+        let header = str::from_utf8(&bytes[8..8 + length]).unwrap().trim_end();
+        let mut header: serde_json::Value = serde_json::from_str(header).unwrap();
+        let sizes = [
+            (HEAD_KEYS, serde_json::json!([more]), 8 * more),
+            (HEAD_CORRECTIONS, serde_json::json!([more, 3]), 12 * more),
+        ];
+        let mut from = 0;
+        for (name, shape, size) in sizes {
+            header[name]["shape"] = shape;
+            header[name]["data_offsets"] = serde_json::json!([from, from + size]);
+            from += size;
+        }
+        let models = ["bge.eigenvalues", "bge.eigenvectors", "mini.lm.bias", "mini.lm.linear"];
+        models.iter().for_each(|name| drop(header.as_object_mut().unwrap().remove(*name)));
+        let header = header.to_string();
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; from]].concat();
+        let error = decode(&bytes).unwrap_err().to_string();
+        assert!(
+            error.contains(".head.keys: type U64 with shape [65537] is not U64 [n] with n of at most 65536"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn damage_is_an_error_not_a_panic() {
-        let bytes = encode(&params());
+        let bytes = encode(&params_with_head());
         for end in 0..bytes.len() {
             assert!(decode(&bytes[..end]).is_err());
         }
+        let bytes = encode(&params());
         for (from, to) in [
             ("\"2\"", "\"x\""),
             ("pointsman.params", "pointsman.parade"),
@@ -354,7 +527,14 @@ mod tests {
 
     /// Encodes parameters whose text in the header was replaced.
     fn lying(from: &str, to: &str) -> Vec<u8> {
-        let bytes = encode(&params());
+        lying_with(&params(), from, to)
+    }
+
+    fn lying_with(params: &Params, from: &str, to: &str) -> Vec<u8> {
+        lying_bytes(&encode(params), from, to)
+    }
+
+    fn lying_bytes(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let header = str::from_utf8(&bytes[8..8 + length]).unwrap();
         assert!(header.contains(from), "{header}");
@@ -420,6 +600,8 @@ mod tests {
         params.policy.scores[0].eigenvalues = vec![SCALE_MAX as f32 * 0.99; 2];
         params.policy.scores[0].eigenvectors = vec![COMPONENT_MAX as f32; 6];
         params.policy.scores[1].linear = vec![-SCALE_MAX as f32 * 0.99; 3];
+        let key = crate::query_key::QueryKey::of(&crate::event::Query::new([1.0, 1.0, 1.0]).unwrap());
+        params.policy.head = HeadTable::new(3, vec![key.0], vec![SCALE_MAX as f32 * 0.99; 3]).unwrap();
         for sampling in [params.policy.sampling, Sampling::Softmax] {
             params.policy.sampling = sampling;
             let compiled = Compiled::new(decode(&encode(&params)).unwrap());

@@ -104,6 +104,63 @@ fn data_sets_are_learned_where_they_can_be() {
     assert_eq!(shuffled["algorithms"][0]["above_best_constant_unseen"], Value::Null);
 }
 
+#[test]
+fn repeated_and_new_queries_are_reported_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    Made { queries: 300, dim: 8, models: 3, structured: true }.write(&data);
+    let csv = dir.path().join("mixed.csv");
+    let algorithms = ["--algorithms", "uniform,hypentropy-regression,lin-ucb", "--csv", csv.to_str().unwrap()];
+    let base = ["--data", data.to_str().unwrap(), "--rounds", "3000", "--runs", "2"];
+    let mixed = ["--zipf", "1", "--new", "0.4", "--unseen"];
+    let (code, out, err) = compare(dir.path(), &[&base[..], &algorithms, &mixed].concat());
+    assert_eq!(code, Some(0), "{err}");
+    let heading = out.lines().next().unwrap();
+    assert!(heading.contains("unseen queries  first occurrences") && heading.trim_end().ends_with("repeats"), "{out}");
+    assert!(out.contains("of 3000 rounds were first occurrences"), "{out}");
+    let lines = fs::read_to_string(&csv).unwrap();
+    let cells = |line: &str| line.split(',').map(str::to_owned).collect::<Vec<String>>();
+    let head = cells(lines.lines().next().unwrap());
+    let rows: Vec<Vec<String>> = lines.lines().skip(1).map(cells).collect();
+    let number = |row: &[String], name: &str| -> f64 {
+        row[head.iter().position(|cell| cell == name).unwrap_or_else(|| panic!("{name}"))].parse().unwrap()
+    };
+    for row in &rows {
+        assert_eq!(row.len(), head.len());
+        let [first, synthetic] = ["first_occurrences", "synthetic_queries"].map(|name| number(row, name));
+        // 150 queries are not held out, of which 60 are reserved and 90 repeat.
+        assert!(
+            (1150.0..1400.0).contains(&first) && first - synthetic <= 150.0 && first - synthetic > 100.0,
+            "{row:?}"
+        );
+        for (all, parts) in [
+            ("mean_reward", ["mean_reward_first", "mean_reward_repeats"]),
+            ("best_constant", ["best_constant_first", "best_constant_repeats"]),
+        ] {
+            let [of_first, of_repeats] = parts.map(|name| number(row, name));
+            let whole = (first * of_first + (3000.0 - first) * of_repeats) / 3000.0;
+            assert!((whole - number(row, all)).abs() < 1e-9, "{all} of {row:?}");
+        }
+        let other = rows.iter().find(|other| other[1] == row[1]).unwrap();
+        for name in ["first_occurrences", "synthetic_queries", "best_constant_first", "oracle"] {
+            assert_eq!(number(row, name), number(other, name), "the same queries for all");
+        }
+    }
+    let learned = json_of(dir.path(), &[&base[..], &algorithms, &mixed].concat());
+    assert_eq!(learned, json_of(dir.path(), &[&base[..], &algorithms, &mixed].concat()));
+    let figures = &learned["algorithms"][1];
+    for key in ["above_best_constant_first", "above_best_constant_repeats"] {
+        assert!(numbers(&figures[key]).iter().all(|x| *x > 0.02), "{key}: {figures}");
+    }
+    assert_eq!(
+        (&learned["settings"]["zipf exponent"], &learned["settings"]["new queries"]),
+        (&json!("1"), &json!("40%"))
+    );
+    let plain = json_of(dir.path(), &[&base[..], &algorithms].concat());
+    assert_eq!(plain["algorithms"][0]["above_best_constant_first"], Value::Null);
+    assert!(fs::read_to_string(&csv).unwrap().lines().skip(1).all(|line| line.ends_with(",,,,,,,")));
+}
+
 /// A log of a uniform router in a world, in two files.
 pub fn write_log(dir: &Path, requests: usize) -> (String, String) {
     let spec = LogQuadraticSpec { dim: 8, models: 3, intrinsic_rank: 1, signal: 0.3, shape: Shape::PowerLaw, seed: 5 };
@@ -177,6 +234,10 @@ fn mistakes_are_told() {
         (&["--algorithms", "hypentropy-regression:mode=lazy"], "learner.mode = lazy"),
         (&["--data", "nowhere"], "nowhere"),
         (&["--unseen"], "--data"),
+        (&["--zipf", "1"], "--data"),
+        (&["--new", "0.5"], "--data"),
+        (&["--data", "nowhere", "--new", "1.5"], "must be a number from 0 to 1"),
+        (&["--data", "nowhere", "--zipf", "11"], "must be a number from 0 to 10"),
         (&["--log-queries", "q.jsonl"], "--log-rewards"),
     ] {
         let (code, _, err) = compare(dir.path(), arguments);

@@ -1,9 +1,11 @@
 //! The guard where what is learned on some queries does not carry to others.
 
 use std::fs;
+use std::path::Path;
 
 use pointsman::config::{Algorithm, Guard, LearnerConfig};
-use pointsman::event::{Name, Query};
+use pointsman::evaluate::worth::{Floor, Outlook, Scratch, Worth, WorthSpec};
+use pointsman::event::{Example, Name, Query};
 use pointsman::learner::Trainer;
 use pointsman::simulate::World;
 use pointsman::simulate::dataset::{DatasetSpec, DatasetWorld};
@@ -11,6 +13,8 @@ use pointsman::simulate::history::History;
 use pointsman::simulate::queries::{Queries, Shape};
 use pointsman::simulate::run::{InProcess, Plan, run};
 use pointsman::wire::dataset::{Dataset, decode};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::gap::{Made, dbpedia};
@@ -28,26 +32,26 @@ struct Cost {
     played: f64,
     /// The learned policy alone.
     policy: f64,
-    /// What the guard mixes in, alone.
-    lean: f64,
+    /// The fallback mix of the guard, alone.
+    fallback: f64,
 }
 
 /// What a trainer plays on the queries that come now, without learning from them.
 fn cost(world: &mut dyn World, trainer: &Trainer) -> Cost {
-    let lean = trainer.policy().floor_distribution;
-    let (mut earned, mut constants) = ([0.0; 3], vec![0.0; lean.len()]);
+    let fallback = trainer.policy().floor_distribution;
+    let (mut earned, mut constants) = ([0.0; 3], vec![0.0; fallback.len()]);
     for _ in 0..DRAWS {
         let query = world.next_query();
         let rewards = world.expected_rewards(&query);
         let distribution = trainer.distribution(&query).unwrap();
-        for (sum, played) in earned.iter_mut().zip([&distribution.propensities, &distribution.policy, &lean]) {
+        for (sum, played) in earned.iter_mut().zip([&distribution.propensities, &distribution.policy, &fallback]) {
             *sum += played.iter().zip(&rewards).map(|(p, r)| p * r).sum::<f64>();
         }
         constants.iter_mut().zip(&rewards).for_each(|(sum, r)| *sum += r);
     }
     let best = constants.into_iter().fold(f64::MIN, f64::max);
-    let [played, policy, lean] = earned.map(|earned| 100.0 * (1.0 - earned / best));
-    Cost { played, policy, lean }
+    let [played, policy, fallback] = earned.map(|earned| 100.0 * (1.0 - earned / best));
+    Cost { played, policy, fallback }
 }
 
 /// The share of the traffic that follows the learned policy.
@@ -162,7 +166,7 @@ fn where_every_query_is_new_the_learner_never_gets_more_than_its_share() {
         assert!(cost <= 10.0, "{algorithm}: {cost}");
         for (_, cost, share) in &guarded {
             assert!((share - promised).abs() < 1e-9, "{algorithm}: it was let go, with {cost:?}");
-            let bound = promised * cost.policy + (1.0 - promised) * cost.lean;
+            let bound = promised * cost.policy + (1.0 - promised) * cost.fallback;
             assert!(cost.played <= bound + 1e-6, "{algorithm}: {cost:?}");
         }
     }
@@ -211,9 +215,134 @@ fn on_queries_that_come_again_the_guard_lets_go_only_of_what_pays_there() {
         }
         for (seen, unseen, share) in &guarded {
             let held_back = *share < 0.5;
-            assert!(held_back || seen.policy < seen.lean, "{algorithm}: it was let go, with {seen:?}");
-            let bound = share * unseen.policy + (1.0 - share) * unseen.lean;
+            assert!(held_back || seen.policy < seen.fallback, "{algorithm}: it was let go, with {seen:?}");
+            let bound = share * unseen.policy + (1.0 - share) * unseen.fallback;
             assert!(unseen.played <= bound + 1e-6, "{algorithm}: {unseen:?}");
         }
     }
+}
+
+/// Rewards by query and model, the domain of each query, and a policy that knows the domain and nothing else.
+struct Domains {
+    rewards: Vec<Vec<f64>>,
+    domains: Vec<usize>,
+    /// Per domain its distribution.
+    policy: Vec<Vec<f64>>,
+    best_constant: f64,
+}
+
+impl Domains {
+    /// Real queries of ten domains where they are there, else ones with means by domain and model that differ by up to 0.2. The
+    /// policy plays the best model of the domain, mixed with a uniform choice so that its lift is `lift` of the reward.
+    fn new(lift: f64) -> Self {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data/many-domains");
+        let (rewards, domains) = match fs::read(directory.join("routing.safetensors")) {
+            Ok(bytes) => {
+                let text = fs::read_to_string(directory.join("queries.tsv")).unwrap();
+                let data = decode(&bytes, Some(&text)).unwrap();
+                let mut domains = vec![0; data.len()];
+                for (domain, queries) in data.categories().into_values().enumerate() {
+                    queries.into_iter().for_each(|i| domains[i] = domain);
+                }
+                ((0..data.len()).map(|i| data.rewards(i).to_vec()).collect(), domains)
+            }
+            Err(_) => made_domains(),
+        };
+        let models = rewards[0].len();
+        let number = 1 + domains.iter().max().unwrap();
+        let value = |policy: &dyn Fn(usize, usize) -> f64, domain: Option<usize>| {
+            let of = |i: &usize| domain.is_none_or(|domain| domains[*i] == domain);
+            let earned = |i: usize| (0..models).map(|m| policy(domains[i], m) * rewards[i][m]).sum::<f64>();
+            mean((0..domains.len()).filter(of).map(earned))
+        };
+        let alone = |m: usize, domain: Option<usize>| value(&|_, other| f64::from(u8::from(m == other)), domain);
+        let best = |domain: Option<usize>| {
+            (0..models).map(|m| (alone(m, domain), m)).max_by(|a, b| a.0.total_cmp(&b.0)).unwrap()
+        };
+        let experts: Vec<usize> = (0..number).map(|domain| best(Some(domain)).1).collect();
+        let best_constant = best(None).0;
+        let expert = value(&|domain, m| f64::from(u8::from(experts[domain] == m)), None);
+        let uniform = value(&|_, _| 1.0 / models as f64, None);
+        let share = ((1.0 + lift) * best_constant - uniform) / (expert - uniform);
+        assert!((0.0..=1.0).contains(&share), "a lift of {lift} is out of reach");
+        let play =
+            |domain: usize, m: usize| (1.0 - share) / models as f64 + if experts[domain] == m { share } else { 0.0 };
+        let policy = (0..number).map(|domain| (0..models).map(|m| play(domain, m)).collect()).collect();
+        Self { rewards, domains, policy, best_constant }
+    }
+
+    /// After how many examples the guard, as configured by default, first releases the policy.
+    fn release(&self, seed: u64, examples: u64) -> Option<u64> {
+        let spec = guarded();
+        let models = self.rewards[0].len();
+        let (mut worth, mut scratch) = (Worth::new(&spec, models), Scratch::default());
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let query = Query::new([1.0]).unwrap();
+        for n in 0..examples {
+            let Floor { share, distribution } = worth.floor(&spec, 0.0);
+            if share < 0.5 {
+                return Some(n);
+            }
+            let i = random.random_range(0..self.rewards.len());
+            let policy = &self.policy[self.domains[i]];
+            let played: Vec<f64> =
+                policy.iter().zip(&distribution).map(|(p, other)| (1.0 - share) * p + share * other).collect();
+            let [mut draw, luck]: [f64; 2] = random.random();
+            let drawn = played.iter().position(|p| {
+                draw -= p;
+                draw < 0.0
+            });
+            let model = drawn.unwrap_or(models - 1);
+            let reward = f64::from(u8::from(luck < self.rewards[i][model]));
+            let example = Example::new(query.clone(), model, played, None, reward).unwrap();
+            worth.see(&spec, &example, Some(Outlook { policy, predicted: None }), &mut scratch);
+        }
+        None
+    }
+}
+
+/// Ten domains; three of the eight models are far behind.
+fn made_domains() -> (Vec<Vec<f64>>, Vec<usize>) {
+    let luck = |numbers: [u64; 3]| xxh3_64(&numbers.map(u64::to_le_bytes).concat()) as f64 / u64::MAX as f64;
+    let reward = |i: u64, m: u64| {
+        let level = 0.525 - if m < 3 { 0.05 } else { 0.0 };
+        level + 0.1 * (luck([i % 10, m, 1]) - 0.5) + 0.8 * (luck([i, m, 2]) - 0.5)
+    };
+    let rewards = (0..2000).map(|i| (0..8).map(|m| reward(i, m)).collect()).collect();
+    (rewards, (0..2000).map(|i| i % 10).collect())
+}
+
+/// The evaluation with the guard, as configured by default.
+fn guarded() -> WorthSpec {
+    let models = ["a", "b"].map(String::from).to_vec();
+    let config = LearnerConfig { dim: 2, models, guard: Guard::BestConstant, ..LearnerConfig::default() };
+    config.check().unwrap().worth
+}
+
+/// Without paired differences none was released within 120,000 examples.
+#[test]
+fn a_lift_of_three_percent_is_released_in_time() {
+    let world = Domains::new(0.03);
+    let seeds = sized(20, 100);
+    let mut releases: Vec<Option<u64>> = (1..=seeds as u64).map(|seed| world.release(seed, 120_000)).collect();
+    releases.sort_by_key(|release| release.unwrap_or(u64::MAX));
+    let within = |examples: u64| releases.iter().flatten().filter(|release| **release <= examples).count();
+    println!(
+        "best constant model {:.3}, {seeds} seeds: released within 40,000 examples {}, within 120,000 {}; median {:?}",
+        world.best_constant,
+        within(40_000),
+        within(120_000),
+        releases[seeds / 2]
+    );
+    assert!(2 * within(120_000) >= seeds, "{releases:?}");
+}
+
+/// As good as the best constant model and no better: the hardest case.
+#[test]
+fn a_policy_without_lift_is_hardly_ever_released() {
+    let world = Domains::new(0.0);
+    let (runs, examples) = (sized(200, 400), sized(8_000, 40_000) as u64);
+    let released = (1..=runs as u64).filter(|seed| world.release(*seed, examples).is_some()).count();
+    println!("{runs} runs of {examples} examples: {released} released");
+    assert!(released as f64 <= guarded().alpha * runs as f64, "{released} of {runs}");
 }

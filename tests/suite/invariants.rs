@@ -1,9 +1,9 @@
 //! What must always hold of the learner, over thousands of steps of friendly and hostile streams.
 
-use pointsman::config::{Algorithm, FeatureKind, LearnerConfig, Method, Mode, Spec};
+use pointsman::config::{Algorithm, Estimator, FeatureKind, LearnerConfig, Method, Mode, Spec};
 use pointsman::event::{Example, Name, Query};
 use pointsman::hpg::factored::Factored;
-use pointsman::hpg::gradient::{Baseline, Estimator, coefficients};
+use pointsman::hpg::gradient::{Baseline, coefficients};
 use pointsman::hpg::projection::Ball;
 use pointsman::hpg::schedule::shrink;
 use pointsman::hpg::spectra::{Eigen, Exact, Explicit, Gradient, Lazy, Spectra, Step, explicit_step};

@@ -6,6 +6,7 @@ mod cli;
 mod compare;
 mod config;
 mod crash;
+mod critic;
 mod dashboard;
 mod deploy;
 mod docs;

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use pointsman::event::Name;
-use pointsman::router::{Params, Policy, Sampling, ScoreForm, uniform};
+use pointsman::router::{HeadTable, Params, Policy, Sampling, ScoreForm, uniform};
 use pointsman::wire::params;
 use serde_json::{Value, json};
 
@@ -65,7 +65,7 @@ fn made(sampling: Sampling, floor: f64) -> Params {
         dim: 4,
         created_ms: 951_782_400_000,
         algorithm: "log-quadratic".to_owned(),
-        policy: Policy { sampling, floor, floor_distribution: uniform(5), scores },
+        policy: Policy { sampling, floor, floor_distribution: uniform(5), scores, head: HeadTable::default() },
     }
 }
 
@@ -82,7 +82,7 @@ fn show_tells_the_golden_file() {
         "space": "shop", "epoch": 2, "version": 1234, "revision": 3, "algorithm": "hpg",
         "sampling": "inverse_gap", "inverse_gap": 30.5, "floor": 0.1,
         "floor_distribution": {"bge": 0.75, "mini.lm": 0.25},
-        "created_ms": 1_731_700_000_000_u64, "created": "2024-11-15T19:46:40Z", "dim": 3,
+        "created_ms": 1_731_700_000_000_u64, "created": "2024-11-15T19:46:40Z", "dim": 3, "head_queries": 0,
         "models": [
             {"name": "bge", "rank": 2, "largest_eigenvalue": 1.5, "smallest_eigenvalue": -0.5, "nuclear_norm": 2.0,
              "linear": false, "bias": 0.0},
@@ -95,20 +95,21 @@ fn show_tells_the_golden_file() {
     let text = printed(&run(&["show", &golden()], ""));
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('─')).collect();
     let expected = "\
-space       shop
-epoch       2
-version     1234
-revision    3
-algorithm   hpg
-sampling    inverse_gap, g = 30.5
-floor       0.1, distributed as below
-created     2024-11-15T19:46:40Z
-dimension   3
+space         shop
+epoch         2
+version       1234
+revision      3
+algorithm     hpg
+sampling      inverse_gap, g = 30.5
+floor         0.1, distributed as below
+created       2024-11-15T19:46:40Z
+dimension     3
+head queries  0
 
 model    rank  largest eigenvalue  smallest eigenvalue  nuclear norm  linear     bias  floor share
 bge         2              1.5000              -0.5000        2.0000      no        0       0.7500
 mini.lm     0                   -                    -             0     yes  -0.2500       0.2500";
-    assert_eq!(lines[0], format!("parameters  {}", golden()));
+    assert_eq!(lines[0], format!("parameters    {}", golden()));
     assert_eq!(lines[1..].join("\n"), expected);
     let directory = tempfile::tempdir().unwrap();
     let csv = directory.path().join("params.csv");
@@ -135,7 +136,31 @@ fn show_leaves_out_what_is_not_there() {
     assert_eq!((&quadratic["rank"], &quadratic["nuclear_norm"]), (&json!(2), &json!(5.5)));
     assert_eq!((&quadratic["largest_eigenvalue"], &quadratic["smallest_eigenvalue"]), (&json!(2.0), &json!(-3.5)));
     let text = printed(&run(&["show", &path], ""));
-    assert!(text.contains("floor       0, uniform") && !text.contains("floor share"), "{text}");
+    assert!(text.contains("floor         0, uniform") && !text.contains("floor share"), "{text}");
+}
+
+#[test]
+fn head_queries_are_counted_and_corrected() {
+    let path = golden().replace("params-1", "params-2");
+    assert_eq!(object(&run(&["show", &path, "--json"], ""))["head_queries"], 2);
+    assert!(printed(&run(&["show", &path], "")).contains("\nhead queries  2\n"));
+    let score = |path: &str, query: &str| object(&run(&["score", "--params", path, "--query", "-"], query));
+    for (query, expected) in [
+        ("[0.6, 0.8, 0]", Some([0.5, -0.125])),
+        ("[3, 4, 0]", Some([0.5, -0.125])),
+        ("[0, 0, -7]", Some([-2.0, 4.0])),
+        ("[0, 0, 7]", None),
+        ("[0.6, 0.8, 0.001]", None),
+    ] {
+        let (with, without) = (score(&path, query), score(&golden(), query));
+        let named = expected.map(|[bge, mini]| json!({"bge": bge, "mini.lm": mini}));
+        assert_eq!(with.get("head_corrections"), named.as_ref(), "{query}");
+        for (model, correction) in ["bge", "mini.lm"].iter().zip(expected.unwrap_or_default()) {
+            let [with, without] = [&with, &without].map(|scored| scored["scores"][model].as_f64().unwrap());
+            assert!((with - without - correction).abs() < 1e-12, "{query}: {with} {without}");
+        }
+        assert_eq!(with["propensities"] == without["propensities"], expected.is_none(), "{query}");
+    }
 }
 
 /// The contract's formula, in plain loops: scores, the core distribution, and the mixture.

@@ -1,9 +1,10 @@
 //! What HPG is compared with: what is particular to it. What holds of every learner is tested in `invariants`.
 
-use pointsman::config::{Algorithm, FeatureKind, LearnerConfig, Mode};
+use pointsman::config::{Algorithm, Estimator, FeatureKind, LearnerConfig, Mode};
 use pointsman::event::{Example, Query};
 use pointsman::hpg::gradient::coefficients;
 use pointsman::learner::Trainer;
+use pointsman::query_key::QueryKey;
 use pointsman::router::Sampling;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -21,7 +22,7 @@ fn trainer(config: &LearnerConfig) -> Trainer {
     Trainer::new(config.check().unwrap())
 }
 
-/// Every rival, and hypentropy regression, in all their forms.
+/// Every rival, hypentropy regression, and HPG with a critic, in all their forms.
 fn rivals() -> Vec<LearnerConfig> {
     let plain = |algorithm| config(algorithm, |_| ());
     vec![
@@ -36,6 +37,8 @@ fn rivals() -> Vec<LearnerConfig> {
         plain(Algorithm::HypentropyRegression),
         config(Algorithm::HypentropyRegression, |c| c.feature_rank = Some(0)),
         config(Algorithm::HypentropyRegression, |c| (c.feature_rank, c.mode) = (Some(DIM), Mode::Explicit)),
+        config(Algorithm::Hpg, |c| c.estimator = Estimator::Critic),
+        config(Algorithm::Hpg, |c| (c.estimator, c.mode, c.head_queries) = (Estimator::Critic, Mode::Explicit, 0)),
     ]
 }
 
@@ -96,9 +99,11 @@ fn routers_play_what_the_learner_plays() {
             let mut trainer = trainer(&config);
             teach(&mut trainer, &examples(630, 2));
             let policy = trainer.policy();
-            for seed in 0..40 {
-                let query = query(seed);
-                let scores: Vec<f64> = policy.scores.iter().map(|form| form.score(query.as_slice())).collect();
+            let taught = examples(630, 2).into_iter().step_by(90).map(|example| example.query().clone());
+            for query in (0..40).map(query).chain(taught) {
+                let mut scores: Vec<f64> = policy.scores.iter().map(|form| form.score(query.as_slice())).collect();
+                let head = policy.head.get(QueryKey::of(&query)).into_iter().flatten();
+                scores.iter_mut().zip(head).for_each(|(score, more)| *score += f64::from(*more));
                 let (found, expected) = (policy.sampling.core(&scores), trainer.distribution(&query).unwrap().policy);
                 for (found, expected) in found.iter().zip(&expected) {
                     assert!((found - expected).abs() < 1e-5, "{config:?}: {found} {expected}");

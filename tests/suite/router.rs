@@ -1,15 +1,16 @@
-//! Routers in other languages must decide as this one does: `tests/golden/router/vectors.json` holds parameters, queries
-//! and what they come to.
+//! Routers in other languages must decide as this one does: `tests/golden/router` holds parameters, queries and what they
+//! come to, for each version of the format.
 //!
-//! `POINTSMAN_BLESS=1 cargo test router` writes the file from the present code if it is not there.
+//! `POINTSMAN_BLESS=1 cargo test router` writes a missing file from the present code.
 
 use std::fs;
 use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use pointsman::event::Name;
-use pointsman::router::{ALWAYS, Compiled, DrawKey, Params, Policy, Router, Sampling, ScoreForm, uniform};
+use pointsman::event::{Name, Query};
+use pointsman::query_key::QueryKey;
+use pointsman::router::{ALWAYS, Compiled, DrawKey, HeadTable, Params, Policy, Router, Sampling, ScoreForm, uniform};
 use pointsman::wire::params;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -55,9 +56,24 @@ struct Request {
 
 #[test]
 fn decisions_are_those_of_the_vectors() {
-    let vectors: Vectors = serde_json::from_slice(&golden()).unwrap();
-    assert!(vectors.cases.len() >= 8);
-    for case in &vectors.cases {
+    let cases = check_vectors(&golden("vectors.json", cases));
+    assert!(cases.len() >= 8 && cases.iter().all(|(params, _)| params.policy.head.is_empty()));
+}
+
+#[test]
+fn decisions_on_head_queries_are_those_of_the_vectors() {
+    let cases = check_vectors(&golden("vectors-2.json", head_cases));
+    assert!(cases.len() >= 3);
+    for (params, queries) in cases {
+        let hits = queries.iter().filter(|query| params.head(&Query::from_f32(query).unwrap()).is_some()).count();
+        assert!(hits >= 4 && queries.len() - hits >= 4, "{hits} hits of {}", queries.len());
+    }
+}
+
+/// Checks all cases; returns their parameters and queries.
+fn check_vectors(vectors: &[u8]) -> Vec<(Params, Vec<Vec<f32>>)> {
+    let vectors: Vectors = serde_json::from_slice(vectors).unwrap();
+    let check = |case: &Case| {
         let params = params::decode(&STANDARD.decode(&case.params).unwrap()).expect(&case.name);
         assert_eq!((params.space.as_str(), params.dim), (case.space.as_str(), case.dim), "{}", case.name);
         assert!(params.models.iter().map(Name::as_str).eq(&case.models), "{}", case.name);
@@ -72,7 +88,9 @@ fn decisions_are_those_of_the_vectors() {
             check_near(&format!("propensities of {at}"), &found.propensities, &expected.propensities);
             assert!(clearance(expected) > MARGIN, "{at}");
         }
-    }
+        (params, case.requests.iter().map(|request| floats(&request.query)).collect())
+    };
+    vectors.cases.iter().map(check).collect()
 }
 
 fn check_near(what: &str, found: &[f64], expected: &[f64]) {
@@ -118,8 +136,8 @@ fn floats(text: &str) -> Vec<f32> {
     words.iter().map(|&word| f32::from_le_bytes(word)).collect()
 }
 
-fn golden() -> Vec<u8> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/router/vectors.json");
+fn golden(name: &str, cases: impl Fn() -> Vec<Case>) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/router").join(name);
     if std::env::var_os("POINTSMAN_BLESS").is_some() && !path.exists() {
         let about = "written by POINTSMAN_BLESS=1 cargo test router; see tests/suite/router.rs".to_owned();
         let vectors = Vectors { about, cases: cases() };
@@ -175,17 +193,40 @@ fn cases() -> Vec<Case> {
     .enumerate()
     .map(|(i, (name, sampling, floor, floor_distribution, scores))| {
         let dim = scores.iter().map(dimension).max().filter(|&dim| dim > 0).unwrap_or(2);
-        let policy = Policy { sampling, floor, floor_distribution, scores };
-        case(&mut random, i, name, dim, policy)
+        let policy = Policy { sampling, floor, floor_distribution, scores, head: HeadTable::default() };
+        case(&mut random, i, name, dim, policy, &[])
     })
     .collect()
+}
+
+/// Parameters with a head table; every other request is one of its queries.
+fn head_cases() -> Vec<Case> {
+    let mut random = Random(ChaCha8Rng::seed_from_u64(21));
+    let shapes = [
+        ("head queries, softmax", Sampling::Softmax, 4, vec![2, 0, 3], 12),
+        ("head queries, inverse gap", Sampling::InverseGap { gap: 12.5 }, 33, vec![3, 3], 12),
+        ("head queries in 768 dimensions", Sampling::Softmax, 768, vec![2, 2, 2, 2], 40),
+        ("head queries alone", Sampling::InverseGap { gap: 3.0 }, 7, vec![0; 5], 12),
+    ];
+    let make = |(i, (name, sampling, dim, ranks, count)): (usize, (&str, Sampling, usize, Vec<usize>, usize))| {
+        let scores: Vec<ScoreForm> = ranks.iter().map(|&rank| random.form(dim, rank, rank == 3, i == 0)).collect();
+        let models = scores.len();
+        let known: Vec<Vec<f32>> = (0..count).map(|_| random.numbers(dim, 1.0)).collect();
+        let mut keys: Vec<u64> = known.iter().map(|query| QueryKey::of(&Query::from_f32(query).unwrap()).0).collect();
+        keys.sort_unstable();
+        let head = HeadTable::new(models, keys, random.numbers(count * models, 2.0)).unwrap();
+        let policy = Policy { sampling, floor: 0.05 * i as f64, floor_distribution: uniform(models), scores, head };
+        case(&mut random, i, name, dim, policy, &known)
+    };
+    shapes.into_iter().enumerate().map(make).collect()
 }
 
 fn dimension(form: &ScoreForm) -> usize {
     form.linear.len().max(form.eigenvectors.len() / form.eigenvalues.len().max(1))
 }
 
-fn case(random: &mut Random, i: usize, name: &str, dim: usize, policy: Policy) -> Case {
+/// A case; every other request is one of the known queries, where there are some.
+fn case(random: &mut Random, i: usize, name: &str, dim: usize, policy: Policy, known: &[Vec<f32>]) -> Case {
     let spaces = ["default", "shop", "a.b_C-9"];
     let names = ["zeta", "bge", "mini.lm", "e5-large", "m_4", "0", "gte", "Alpha"];
     let long: Vec<u8> = (0..64).map(|byte| byte * 4).collect();
@@ -205,9 +246,15 @@ fn case(random: &mut Random, i: usize, name: &str, dim: usize, policy: Policy) -
     let ids = ["r-1", "größe", "gro\u{308}ße", "请求-42", "🚂", "a\u{0}b", " ", &"ü".repeat(128)];
     let more = (0..4).map(|n| format!("{i}-{n}"));
     let requests = ids.into_iter().map(str::to_owned).chain(more).enumerate().map(|(n, id)| {
-        // Also lengths whose squares leave the range of f32.
+        // Also lengths whose squares leave the range of f32. Known queries are multiplied by powers of 2, which keep their
+        // direction exactly.
         let length = [1.0, 100.0, 1e-30, 1e30][n % 4];
-        let mut tries = (0..100).map(|_| decide(&params, key, &id, &random.numbers(dim, length)));
+        let exact = [1.0, 0.25, 2.0_f32.powi(-90), 2.0_f32.powi(90)][n / 2 % 4];
+        let mut query = |attempt: usize| match known.is_empty() || n % 2 == 0 {
+            true => random.numbers(dim, length),
+            false => known[(n / 2 + attempt) % known.len()].iter().map(|x| x * exact).collect(),
+        };
+        let mut tries = (0..100).map(|attempt| decide(&params, key, &id, &query(attempt)));
         tries.find(|request| clearance(request) > MARGIN).expect("a draw that is far from the boundaries")
     });
     Case {

@@ -187,6 +187,37 @@ fn answers_decide_and_are_logged_once() {
     assert_eq!((rewards.len(), &rewards[0]["reward"]), (1, &json!(0.5)));
 }
 
+/// The parameters of version 2, whose head table has two queries.
+#[test]
+fn head_queries_are_routed_by_their_corrections() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let text = "[learner]\ndim = 3\nmodels = [\"bge\", \"mini.lm\"]\n";
+    let config = write_config(dir.path(), port, text);
+    let params = dir.path().join("log/params");
+    std::fs::create_dir_all(&params).unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/formats/params-2.safetensors");
+    std::fs::copy(&golden, params.join("shop.safetensors")).unwrap();
+    let route = Process::start(&config, &["route"]);
+    let client = Client::new(port);
+    client.await_status("/ready", 200);
+    assert_eq!(client.get("/v1/status").unwrap().1["spaces"]["shop"]["head_queries"], 2);
+    let known = pointsman::wire::params::decode(&std::fs::read(&golden).unwrap()).unwrap();
+    for (query, is_head) in [([3.0, 4.0, 0.0], true), ([0.0, 0.0, -7.0], true), ([0.0, 0.0, 7.0], false)] {
+        let body = json!({"query": query, "space": "shop"});
+        let explained = client.json("/v1/explain", &body).1;
+        assert_eq!(explained["is_head_query"], is_head, "{explained}");
+        let expected = known.distribution(&pointsman::event::Query::new(query).unwrap()).unwrap();
+        let routed = client.json("/v1/route", &body).1;
+        for (m, model) in ["bge", "mini.lm"].iter().enumerate() {
+            let [routed, explained] = [&routed["propensities"][model], &explained["models"][m]["propensity"]];
+            assert_eq!(routed, explained);
+            assert!((routed.as_f64().unwrap() - expected.propensities[m]).abs() < 1e-6, "{routed} of {model}");
+        }
+    }
+    route.terminate();
+}
+
 #[test]
 fn how_a_query_would_be_routed_is_explained_and_leaves_no_trace() {
     let dir = tempfile::tempdir().unwrap();

@@ -13,13 +13,19 @@ from safetensors.numpy import save
 
 GOLDEN = Path(__file__).resolve().parents[3] / "tests" / "golden"
 PARAMS_FILE = GOLDEN / "formats" / "params-1.safetensors"
+PARAMS_FILE_2 = GOLDEN / "formats" / "params-2.safetensors"
 
 
 def vectors() -> list[dict[str, Any]]:
-    """Cases that the Rust router wrote."""
-    cases = json.loads((GOLDEN / "router" / "vectors.json").read_bytes())["cases"]
-    assert isinstance(cases, list)
-    return cases
+    """Cases that the Rust router wrote, for each version of the format."""
+    files = ("vectors.json", "vectors-2.json")
+    return [case for file in files for case in json.loads((GOLDEN / "router" / file).read_bytes())["cases"]]
+
+
+def keys() -> list[tuple[list[float], int]]:
+    """Queries and their keys."""
+    cases = json.loads((GOLDEN / "router" / "query-keys.json").read_bytes())["keys"]
+    return [(case["query"], int(case["key"])) for case in cases]
 
 
 def floats(text: str) -> npt.NDArray[np.float32]:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from pointsman import BadParams, Params, Router
 
-from .shared import PARAMS_FILE, made
+from .shared import PARAMS_FILE, PARAMS_FILE_2, made
 
 F32 = np.float32
+
+
+def headed(
+    keys: npt.ArrayLike = (1, 2), dtype: npt.DTypeLike = np.uint64, shape: tuple[int, ...] = (2, 2), version: int = 2
+) -> bytes:
+    """Parameters with a head table."""
+    tensors = {".head.keys": np.array(keys, dtype), ".head.corrections": np.zeros(shape, F32)}
+    return made(tensors, format_version=version)
+
+
+def test_an_empty_head_table_is_none() -> None:
+    assert Params.decode(headed(keys=(), shape=(0, 2))).head is None
+    assert Params.decode(headed()).head is not None
 
 
 def test_the_golden_file() -> None:
@@ -20,6 +36,19 @@ def test_the_golden_file() -> None:
     assert bge.eigenvalues.tolist() == [1.5, -0.5] and bge.eigenvectors.shape == (2, 3) and bge.linear is None
     assert mini.linear is not None and mini.linear.tolist() == [1.0, 2.0, 3.0] and mini.bias == -0.25
     assert mini.eigenvalues.size == 0
+    assert params.head is None
+
+
+def test_the_golden_file_of_version_2() -> None:
+    params = Router.from_file(PARAMS_FILE_2).params
+    assert params.head is not None
+    assert params.head.keys.shape == (2,) and params.head.corrections.shape == (2, 2)
+    without = Router.from_file(PARAMS_FILE)
+    for query, corrections in [([3.0, 4.0, 0.0], [0.5, -0.125]), ([0.0, 0.0, -2.0], [-2.0, 4.0]), ([0.0, 0.0, 2.0], [0, 0])]:
+        scores, plain = Router(params).scores(query), without.scores(query)
+        assert [scores[model] - plain[model] for model in params.models] == pytest.approx(corrections, abs=1e-12)
+        explained = Router(params).explain(query)
+        assert [explained[model].correction for model in params.models] == corrections
 
 
 def test_what_is_absent_is_zero() -> None:
@@ -28,8 +57,9 @@ def test_what_is_absent_is_zero() -> None:
     assert Router(params).scores([3.0, 4.0]) == {"a": 1.0, "b": 0.0}
 
 
-def test_every_cut_is_told() -> None:
-    data = PARAMS_FILE.read_bytes()
+@pytest.mark.parametrize("path", [PARAMS_FILE, PARAMS_FILE_2])
+def test_every_cut_is_told(path: Path) -> None:
+    data = path.read_bytes()
     for end in range(len(data)):
         with pytest.raises(BadParams, match="not a safetensors file"):
             Params.decode(data[:end])
@@ -46,7 +76,7 @@ def test_foreign_bytes(data: bytes) -> None:
     [
         (made(without=("format",)), "metadata format: missing"),
         (made(format="pointsman.parade"), "'pointsman.parade' is not pointsman.params"),
-        (made(format_version=2), "format_version: 2 is newer than this package reads"),
+        (made(format_version=3), "format_version: 3 is newer than this package reads"),
         (made(format_version="x"), "metadata format_version"),
         (made(epoch=-1), "-1 is not a non-negative integer"),
         (made(version="true"), "metadata version: True is not a non-negative integer"),
@@ -76,6 +106,29 @@ def test_foreign_bytes(data: bytes) -> None:
         (made({"b.eigenvalues": np.zeros((1, 1), F32)}), "tensor b.eigenvalues: type F32 with shape [1, 1]"),
         (made({"b.eigenvalues": np.zeros(2, F32)}), "b.eigenvectors: missing, but there are 2 eigenvalues"),
         (made({"b.eigenvectors": np.zeros((1, 2), F32)}), "tensor b.eigenvectors: type F32 with shape [1, 2]"),
+        (headed(version=1), "tensor .head.keys: needs format_version 2, but it is 1"),
+        (headed(keys=(2, 1)), "tensor .head.keys: keys must be strictly ascending"),
+        (headed(keys=(1, 1)), "tensor .head.keys: keys must be strictly ascending"),
+        (headed(dtype=np.int64), "tensor .head.keys: type I64 with shape [2] is not U64 [n]"),
+        (headed(keys=[[1, 2]]), "tensor .head.keys: type U64 with shape [1, 2] is not U64 [n]"),
+        (headed(keys=np.arange(65537), shape=(65537, 2)), "tensor .head.keys: type U64 with shape [65537] is not U64"),
+        (headed(shape=(2, 3)), "tensor .head.corrections: type F32 with shape [2, 3] does not match F32 [2, 2]"),
+        (headed(shape=(4,)), "tensor .head.corrections: type F32 with shape [4] does not match F32 [2, 2]"),
+        (
+            made({".head.keys": np.array([1], np.uint64)}, format_version=2),
+            "tensor .head.corrections: missing, but there is .head.keys",
+        ),
+        (
+            made({".head.corrections": np.zeros((1, 2), F32)}, format_version=2),
+            "tensor .head.keys: missing, but there is .head.corrections",
+        ),
+        (
+            made(
+                {".head.keys": np.array([1], np.uint64), ".head.corrections": np.array([[np.nan, 0]], F32)},
+                format_version=2,
+            ),
+            "tensor .head.corrections: contains a number that is not finite",
+        ),
     ],
 )
 def test_what_cannot_be_routed_by(data: bytes, problem: str) -> None:

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 from pointsman import Router
+from pointsman.query import key_constants, query_key, unit
 from pointsman.router import draw
 
-from .shared import floats, vectors
+from .shared import floats, keys, vectors
 
 TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize(("query", "key"), keys())
+def test_keys_are_those_of_the_golden_file(query: list[float], key: int) -> None:
+    assert query_key(unit(query, len(query)), key_constants(len(query))) == key
 
 
 def near(found: dict[str, float], expected: list[float]) -> bool:
@@ -38,7 +44,7 @@ def test_decisions_are_those_of_the_vectors(case: dict[str, Any]) -> None:
         distribution = router.distribution(query)
         assert (distribution.policy, distribution.propensities) == (decision.policy, decision.propensities)
         for model, explained in router.explain(query).items():
-            total = explained.bias + explained.linear + sum(explained.parts)
+            total = explained.bias + explained.linear + sum(explained.parts) + explained.correction
             assert total == pytest.approx(explained.score, rel=1e-12, abs=1e-12)
             assert (explained.policy, explained.propensity) == (
                 decision.policy[model],
@@ -53,4 +59,5 @@ def test_the_vectors_have_every_kind() -> None:
     forms = [form for p in params for form in p.scores]
     assert any(form.linear is not None for form in forms) and any(form.bias != 0.0 for form in forms)
     assert any(form.eigenvalues.size == 0 for form in forms)
+    assert {p.head is None for p in params} == {True, False}
     assert any(p.floor > 0.0 and len(set(p.floor_distribution)) > 1 for p in params)

@@ -104,9 +104,15 @@ pub fn largest_params(settings: &Settings) -> (Name, usize) {
     largest.unwrap_or_else(|| (Name::default_space(), AROUND))
 }
 
-/// Parameters of a space at their full rank, with their frame.
+/// Parameters of a space at their full rank and with a full head table, with their frame.
 fn params_bytes(spec: &Spec) -> usize {
-    spec.models.len() * rank(spec) * model_bytes(spec) + AROUND + spec.models.len() * 512
+    let models = spec.models.len();
+    models * rank(spec) * model_bytes(spec) + head_bytes(spec.head_queries_max(), models) + AROUND + models * 512
+}
+
+/// Head table: a key and one correction per model for each query.
+fn head_bytes(queries: usize, models: usize) -> usize {
+    queries * (8 + 4 * models)
 }
 
 fn model_bytes(spec: &Spec) -> usize {
@@ -116,11 +122,12 @@ fn model_bytes(spec: &Spec) -> usize {
 fn rank(spec: &Spec) -> usize {
     match &spec.method {
         Method::Hpg(hpg) | Method::HpgParameterFree(hpg) => hpg.ball.rank,
+        // A linear part is as large as an eigenvector.
+        Method::ActorCritic(actor) => 1 + actor.ball.rank,
         Method::HypentropyRegression(regression) => {
             spec.dim.min(RANKS_REPEATED * regression.ball.rank + regression.feature_rank)
         }
         Method::Uniform | Method::Fixed(_) | Method::Exp3(_) => 0,
-        // A linear part is as large as an eigenvector.
         Method::LogLinear(_) => 1,
         Method::LinearBandit(bandit) => bandit.feature_rank,
         Method::QuadraticSgd(_) => spec.dim,
@@ -348,5 +355,29 @@ mod tests {
         let settings = toml::from_str::<Config>(text).unwrap().check().unwrap();
         let (eigenvectors, models) = (3 * 16 + 24, 2);
         assert!(largest_params(&settings).1 >= models * eigenvectors * 4 * (768 + 1));
+    }
+
+    /// The frame and a head table are no larger than the space reserved for them.
+    #[test]
+    fn encoded_parameters_are_no_larger_than_reserved() {
+        use crate::router::{HeadTable, Params, Policy, ScoreForm};
+        let text = "[learner]\ndim = 32\nalgorithm = \"hpg\"\nrank = 4\n";
+        let settings = toml::from_str::<Config>(text).unwrap().check().unwrap();
+        let (spec, queries) = (&settings.learner, 3000);
+        let mut policy = Policy::unlearned(spec.models.len(), None);
+        policy.scores.fill(ScoreForm {
+            eigenvalues: vec![1.0; 4],
+            eigenvectors: vec![0.1; 4 * 32],
+            ..ScoreForm::default()
+        });
+        let corrections = vec![0.5; queries * spec.models.len()];
+        policy.head = HeadTable::new(spec.models.len(), (0..queries as u64).collect(), corrections).unwrap();
+        let (space, models) = (Name::default_space(), spec.models.clone());
+        let algorithm = "hpg".to_owned();
+        let params =
+            Params { space, epoch: 1, version: 1, revision: 1, models, dim: 32, created_ms: 1, algorithm, policy };
+        let bytes = crate::wire::params::encode(&params).len();
+        let reserved = params_bytes(spec) + head_bytes(queries, spec.models.len());
+        assert!((reserved - AROUND - 1024..=reserved).contains(&bytes), "{bytes} of {reserved}");
     }
 }

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use pointsman::event::Name;
-use pointsman::router::{Params, Policy, ScoreForm};
+use pointsman::router::{HeadTable, Params, Policy, ScoreForm};
 use pointsman::wire::params::{STAMP_MAX, decode, encode};
 use serde_json::{Value, json};
 
@@ -81,12 +81,20 @@ fn bad_parameters_are_rejected_and_the_next_good_ones_used() {
         ScoreForm { eigenvalues: vec![3e38, -3e38], eigenvectors: vec![3e38; 6], ..ScoreForm::default() };
     let mut unconfigured = newer.clone();
     unconfigured.models[1] = Name::try_from("evil").unwrap();
+    let mut corrected = newer.clone();
+    corrected.policy.head = HeadTable::new(2, vec![1, 2], vec![0.0; 4]).unwrap();
+    let mut infinite = newer.clone();
+    infinite.policy.head = HeadTable::new(2, vec![1], vec![0.0, f32::INFINITY]).unwrap();
     let bad = [
         lying(&newer, r#""dim":"3""#, r#""dim":"9223372036854775808""#),
         lying(&newer, r#""dim":"3""#, r#""dim":"4""#),
         lying(&newer, r#""epoch":"0""#, r#""epoch":"18446744073709551615""#),
         encode(&huge),
         encode(&unconfigured),
+        encode(&infinite),
+        lying(&corrected, r#""dtype":"U64""#, r#""dtype":"I64""#),
+        lying(&corrected, r#""shape":[2,2]"#, r#""shape":[4,1]"#),
+        lying(&corrected, r#""format_version":"2""#, r#""format_version":"3""#),
         b"no tensors".to_vec(),
     ];
     for (i, bytes) in bad.iter().enumerate() {

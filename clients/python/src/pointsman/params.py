@@ -1,4 +1,4 @@
-"""Routing parameters: one safetensors file per space (format version 1)."""
+"""Routing parameters: one safetensors file per space (format versions 1 and 2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ import safetensors
 from .errors import BadParams
 
 FORMAT = "pointsman.params"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The newest version that is read."""
+HEAD_VERSION = 2
+"""The first version with a head table."""
+HEAD_QUERIES_MAX = 65_536
+HEAD_KEYS = ".head.keys"
+HEAD_CORRECTIONS = ".head.corrections"
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
 _F32 = np.dtype("<f4")
@@ -31,6 +37,22 @@ class ScoreForm:
     eigenvectors: npt.NDArray[np.float32]
     linear: npt.NDArray[np.float32] | None
     bias: float
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTable:
+    """Corrections of the scores of frequent queries, by the exact key of the query."""
+
+    keys: npt.NDArray[np.uint64]
+    """Strictly ascending."""
+    corrections: npt.NDArray[np.float32]
+    """One row per key, one column per model."""
+
+    def get(self, key: int) -> npt.NDArray[np.float32] | None:
+        """Return the correction of each model's score, for a query in the table."""
+        wanted = np.uint64(key)
+        row = int(np.searchsorted(self.keys, wanted))
+        return self.corrections[row] if row < self.keys.size and self.keys[row] == wanted else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +72,8 @@ class Params:
     floor: float
     floor_distribution: tuple[float, ...]
     scores: tuple[ScoreForm, ...]
+    head: HeadTable | None = None
+    """Corrections of frequent queries; None without any."""
 
     @property
     def stamp(self) -> tuple[int, int, int]:
@@ -88,6 +112,7 @@ class Params:
             floor=meta.number("floor", 1.0),
             floor_distribution=meta.floor_distribution(len(models)),
             scores=tuple(_score_form(tensors, model, dim) for model in models),
+            head=_head_table(tensors, format_version, len(models)),
         )
 
 
@@ -169,23 +194,46 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _head_table(tensors: dict[str, Any], format_version: int, models: int) -> HeadTable | None:
+    present = [name for name in (HEAD_KEYS, HEAD_CORRECTIONS) if name in tensors]
+    if not present:
+        return None
+    if len(present) == 1:
+        missing = HEAD_KEYS if present == [HEAD_CORRECTIONS] else HEAD_CORRECTIONS
+        raise BadParams(f"tensor {missing}: missing, but there is {present[0]}")
+    if format_version < HEAD_VERSION:
+        raise BadParams(f"tensor {HEAD_KEYS}: needs format_version {HEAD_VERSION}, but it is {format_version}")
+    found = tensors[HEAD_KEYS]
+    sizes = tuple(found["shape"])
+    if found["dtype"] != "U64" or len(sizes) != 1 or sizes[0] > HEAD_QUERIES_MAX:
+        problem = f"type {found['dtype']} with shape {list(sizes)} is not U64 [n]"
+        raise BadParams(f"tensor {HEAD_KEYS}: {problem} with n of at most {HEAD_QUERIES_MAX}")
+    keys = np.frombuffer(found["data"], dtype="<u8").astype(np.uint64)
+    if (keys[:-1] >= keys[1:]).any():
+        raise BadParams(f"tensor {HEAD_KEYS}: keys must be strictly ascending")
+    shape = (keys.size, models)
+    corrections = _tensor(tensors, HEAD_CORRECTIONS, shape, f"F32 {list(shape)}")
+    return HeadTable(keys, corrections) if corrections is not None and keys.size > 0 else None
+
+
 def _score_form(tensors: dict[str, Any], model: str, dim: int) -> ScoreForm:
-    eigenvalues = _tensor(tensors, f"{model}.eigenvalues", (None,), dim)
+    fits = f"dim = {dim}"
+    eigenvalues = _tensor(tensors, f"{model}.eigenvalues", (None,), fits)
     if eigenvalues is None:
         eigenvalues = np.zeros(0, np.float32)
     rank = eigenvalues.size
-    eigenvectors = _tensor(tensors, f"{model}.eigenvectors", (rank, dim), dim)
+    eigenvectors = _tensor(tensors, f"{model}.eigenvectors", (rank, dim), fits)
     if eigenvectors is None:
         if rank > 0:
             raise BadParams(f"tensor {model}.eigenvectors: missing, but there are {rank} eigenvalues")
         eigenvectors = np.zeros((0, dim), np.float32)
-    linear = _tensor(tensors, f"{model}.linear", (dim,), dim)
-    bias = _tensor(tensors, f"{model}.bias", (1,), dim)
+    linear = _tensor(tensors, f"{model}.linear", (dim,), fits)
+    bias = _tensor(tensors, f"{model}.bias", (1,), fits)
     return ScoreForm(eigenvalues, eigenvectors, linear, 0.0 if bias is None else float(bias[0]))
 
 
 def _tensor(
-    tensors: dict[str, Any], name: str, shape: tuple[int | None, ...], dim: int
+    tensors: dict[str, Any], name: str, shape: tuple[int | None, ...], expected: str
 ) -> npt.NDArray[np.float32] | None:
     if name not in tensors:
         return None
@@ -193,7 +241,7 @@ def _tensor(
     sizes = tuple(found["shape"])
     fits = len(sizes) == len(shape) and all(e is None or e == s for s, e in zip(sizes, shape))
     if found["dtype"] != "F32" or not fits:
-        raise BadParams(f"tensor {name}: type {found['dtype']} with shape {list(sizes)} does not match dim = {dim}")
+        raise BadParams(f"tensor {name}: type {found['dtype']} with shape {list(sizes)} does not match {expected}")
     values = np.frombuffer(found["data"], dtype=_F32).astype(np.float32).reshape(sizes)
     if not np.isfinite(values).all():
         raise BadParams(f"tensor {name}: contains a number that is not finite")

@@ -1,6 +1,7 @@
 """Routing: parameters and a query in, a distribution over models and a draw out.
 
-    score_m(q) = bias_m + linear_m . q + sum_i eigenvalue_i (eigenvector_i . q)^2        q of length 1
+    score_m(q) = bias_m + linear_m . q + sum_i eigenvalue_i (eigenvector_i . q)^2 + correction_m(q)     q of length 1
+    correction   of a query in the head table of frequent queries; otherwise zero
     softmax      core = softmax(score)
     inverse gap  core_m = 1 / (M + g (max score - score_m)) for all but the best, the rest for the best
     p = (1 - floor) core + floor floor_distribution
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from .decision import Decision, check_id, random_id
 from .errors import BadParams
 from .params import Params
-from .query import Query, unit
+from .query import Query, key_constants, query_key, unit
 
 DEFAULT_KEY: Final = b"pointsman"
 
@@ -42,7 +43,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The components of a model's score for a query: score = bias + linear + sum(parts)."""
+    """The components of a model's score for a query: score = bias + linear + sum(parts) + correction."""
 
     score: float
     bias: float
@@ -51,6 +52,8 @@ class Explanation:
     """Each eigenvalue times the squared product of its eigenvector with the query."""
     policy: float
     propensity: float
+    correction: float = 0.0
+    """The correction of a query in the head table of frequent queries."""
 
 
 class Router:
@@ -97,7 +100,7 @@ class Router:
         by = self._compiled
         request_id = random_id() if request_id is None else request_id
         u = draw(self._key, by.params.space, request_id)
-        core, propensities = by.distribution(by.scores(by.products(query)))
+        core, propensities = by.distribution(by.scores(by.view(query)))
         models = by.params.models
         chosen = select(propensities, u)
         return Decision(
@@ -114,31 +117,42 @@ class Router:
     def scores(self, query: Query) -> dict[str, float]:
         """Return the score of each model."""
         by = self._compiled
-        return dict(zip(by.params.models, by.scores(by.products(query))))
+        return dict(zip(by.params.models, by.scores(by.view(query))))
 
     def distribution(self, query: Query) -> Distribution:
         """Return the probability of each model."""
         by = self._compiled
-        core, propensities = by.distribution(by.scores(by.products(query)))
+        core, propensities = by.distribution(by.scores(by.view(query)))
         return Distribution(dict(zip(by.params.models, core)), dict(zip(by.params.models, propensities)))
 
     def explain(self, query: Query) -> dict[str, Explanation]:
         """Explain the score and the probability of each model."""
         by = self._compiled
-        products = by.products(query)
-        scores = by.scores(products)
+        view = by.view(query)
+        scores = by.scores(view)
         core, propensities = by.distribution(scores)
-        parts, linear = by.parts(products)
+        parts, linear = by.parts(view)
+        corrections = [0.0] * len(scores) if view.corrections is None else view.corrections.tolist()
         return {
-            model: Explanation(scores[m], form.bias, linear[m], parts[m], core[m], propensities[m])
+            model: Explanation(scores[m], form.bias, linear[m], parts[m], core[m], propensities[m], corrections[m])
             for m, (model, form) in enumerate(zip(by.params.models, by.params.scores))
         }
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """A query, as the parameters see it."""
+
+    products: npt.NDArray[np.float64]
+    """Products of the rows with the unit query."""
+    corrections: npt.NDArray[np.float32] | None
+    """Those of a query in the head table."""
 
 
 class _Compiled:
     """The vectors of all models as rows of one matrix, so that scoring a query is one product."""
 
-    __slots__ = ("params", "_rows", "_eigenvalues", "_owners", "_linear", "_biases")
+    __slots__ = ("params", "_rows", "_eigenvalues", "_owners", "_linear", "_biases", "_constants")
 
     def __init__(self, params: Params) -> None:
         forms = params.scores
@@ -149,22 +163,30 @@ class _Compiled:
         linear = [form.linear[np.newaxis] for form in forms if form.linear is not None]
         self._rows: Final = np.concatenate([*(form.eigenvectors for form in forms), *linear])
         self._biases: Final = np.array([form.bias for form in forms], np.float64)
+        self._constants: Final = None if params.head is None else key_constants(params.dim)
 
-    def products(self, query: Query) -> npt.NDArray[np.float64]:
-        """Return the product of the rows with the unit query."""
-        return (self._rows @ unit(query, self.params.dim)).astype(np.float64)
+    def view(self, query: Query) -> _View:
+        """Return what the scores depend on."""
+        q = unit(query, self.params.dim)
+        head, constants = self.params.head, self._constants
+        corrections = None if head is None or constants is None else head.get(query_key(q, constants))
+        return _View((self._rows @ q.astype(np.float32)).astype(np.float64), corrections)
 
-    def scores(self, products: npt.NDArray[np.float64]) -> list[float]:
+    def scores(self, view: _View) -> list[float]:
         """The score of each model."""
+        products = view.products
         rank = self._eigenvalues.size
         parts = self._eigenvalues * products[:rank] ** 2
         quadratic = np.bincount(self._owners, weights=parts, minlength=len(self._biases))
         scores = self._biases + np.asarray(quadratic, np.float64)
         scores[self._linear] += products[rank:]
+        if view.corrections is not None:
+            scores += view.corrections
         return [float(score) for score in scores]
 
-    def parts(self, products: npt.NDArray[np.float64]) -> tuple[list[tuple[float, ...]], list[float]]:
+    def parts(self, view: _View) -> tuple[list[tuple[float, ...]], list[float]]:
         """Return the quadratic and linear parts of each model's score."""
+        products = view.products
         rank = self._eigenvalues.size
         parts = self._eigenvalues * products[:rank] ** 2
         models = range(len(self._biases))

@@ -11,10 +11,12 @@
 //!
 //! | version | payload |
 //! |---|---|
-//! | 3 | [`LearnerRecord`] |
-//! | 2 | the same; or, before the guard mixed several models, [`old`] with one best model |
+//! | 4 | [`LearnerRecord`] |
+//! | 3 | [`old`]: no incumbent, other sums for lifts |
+//! | 2 | the same as 3; or, before the guard mixed several models, [`old`] with one best model |
 //! | 1 | [`old`]: no estimates of the policy value |
 
+pub mod critic;
 pub mod hpg;
 pub mod old;
 pub mod regression;
@@ -23,6 +25,7 @@ pub mod value;
 
 use serde::{Deserialize, Serialize};
 
+use self::critic::CriticLearnerRecord;
 use self::hpg::{HpgRecord, ParameterFreeRecord};
 use self::regression::RegressionRecord;
 use self::rivals::{Exp3Record, LinearBanditRecord, LogLinearRecord, LogQuadraticRecord, QuadraticSgdRecord};
@@ -122,11 +125,13 @@ pub enum AlgorithmRecord {
     Exp3(Exp3Record),
     /// `hypentropy-regression`.
     Regression(RegressionRecord),
+    /// `hpg` with `estimator = "critic"`.
+    Critic(Box<CriticLearnerRecord>),
 }
 
 impl Record for LearnerRecord {
     const KIND: Kind = Kind::Learner;
-    const VERSION: u16 = 3;
+    const VERSION: u16 = 4;
 
     fn upgrade(version: u16, payload: &[u8]) -> Result<Self, Damaged> {
         old::upgrade(version, payload)

@@ -1,15 +1,18 @@
 //! Older versions of a learner's record.
 //!
-//! All versions so far share the structs of the present one. They differ in the policy value, the last part of the payload.
+//! All versions so far share the structs of the present one up to the policy value, the last part of the payload.
 
 use serde::Deserialize;
 
-use super::value::{BoundRecord, EstimateRecord, EvaluationRecord, ModelRewardsRecord, PolicyValueRecord};
+use super::value::{
+    BoundRecord, EstimateRecord, EvaluationRecord, ModelRewardsRecord, PolicyValueRecord, WeightsRecord,
+};
 use super::{AlgorithmRecord, GeneratorRecord, LearnerRecord, LessonRecord, RewardMeanRecord};
 use crate::wire::envelope::{Damaged, decode};
 
 /// Version 1: everything before the policy value.
 #[derive(Deserialize)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct Unevaluated {
     algorithm: String,
     dim: u64,
@@ -23,51 +26,144 @@ struct Unevaluated {
     state: AlgorithmRecord,
 }
 
+/// The policy value of version 3, and of version 2 since it has a mix.
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct UnpairedValue {
+    examples: u64,
+    evaluation: UnpairedEvaluation,
+    rewards: Vec<ModelRewardsRecord>,
+    fallback_mix: Vec<f64>,
+    pays: bool,
+}
+
 /// The policy value in version 2 before commit c3372b6: one best model instead of a mix.
 #[derive(Deserialize)]
-struct PolicyValueWithBest {
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct UnpairedValueWithBest {
     examples: u64,
-    evaluation: EvaluationRecord,
+    evaluation: UnpairedEvaluation,
     rewards: Vec<ModelRewardsRecord>,
     /// Index of the model that earned the most alone, if any was played.
     best: Option<u64>,
     pays: bool,
 }
 
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct UnpairedEvaluation {
+    models: u64,
+    events: u64,
+    all: Vec<UnpairedEstimate>,
+    block_events: u64,
+    blocks: Vec<Vec<UnpairedEstimate>>,
+    blocks_dropped: u64,
+}
+
+/// Sums over examples without paired differences.
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct UnpairedEstimate {
+    weights: WeightsRecord,
+    robust: f64,
+    robust_square: f64,
+    /// Of x = w r, then of x = w (1 - r).
+    value: [BoundRecord; 2],
+    /// Per model b of x = (w r + v (1 - r)) / 2, then of x = (v r + w (1 - r)) / 2; v is 1 / p if b was chosen, else 0.
+    lifts: Vec<[BoundRecord; 2]>,
+}
+
 /// Policies that are evaluated beside those that always play one model.
 const POLICIES: usize = 3;
 
-/// Decodes the payload of version 1 or 2.
+/// Decodes the payload of version 1, 2 or 3.
 pub(super) fn upgrade(version: u16, payload: &[u8]) -> Result<LearnerRecord, Damaged> {
     match version {
-        2 => decode(payload).or_else(|problem| upgrade_best(payload).unwrap_or(Err(problem))),
+        3 => upgrade_unpaired(payload),
+        2 => upgrade_unpaired(payload).or_else(|problem| upgrade_best(payload).unwrap_or(Err(problem))),
         1 => decode::<Unevaluated>(payload).map(Unevaluated::without_policy_value),
         _ => Err(Damaged::unknown_version(version)),
     }
 }
 
+fn upgrade_unpaired(payload: &[u8]) -> Result<LearnerRecord, Damaged> {
+    let (learner, value): (Unevaluated, UnpairedValue) = decode(payload)?;
+    Ok(learner.with_policy_value(value.paired()))
+}
+
 /// Decodes the older layout of version 2; none if the payload has another layout. A payload decodes in one layout only,
 /// unless the two encode the same value: an empty mix and no best model.
 fn upgrade_best(payload: &[u8]) -> Option<Result<LearnerRecord, Damaged>> {
-    let (learner, value): (Unevaluated, PolicyValueWithBest) = decode(payload).ok()?;
+    let (learner, value): (Unevaluated, UnpairedValueWithBest) = decode(payload).ok()?;
     let models = learner.models.len();
     Some(match value.best {
         Some(best) if best >= models as u64 => Err(Damaged::Corrupt(format!("there is no model {best}"))),
-        best => Ok(learner.with_policy_value(value.with_mix(best, models))),
+        best => Ok(learner.with_policy_value(value.with_mix(best, models).paired())),
     })
 }
 
-impl PolicyValueWithBest {
+impl UnpairedValueWithBest {
     /// The guard played only the best model beside the policy. That is a mix with probability 1 on it, which holds until
     /// the guard looks again, after 256 evaluated examples at the latest.
-    fn with_mix(self, best: Option<u64>, models: usize) -> PolicyValueRecord {
+    fn with_mix(self, best: Option<u64>, models: usize) -> UnpairedValue {
         let one_hot = |best: u64| (0..models as u64).map(|m| f64::from(u8::from(m == best))).collect();
-        PolicyValueRecord {
+        UnpairedValue {
             examples: self.examples,
             evaluation: self.evaluation,
             rewards: self.rewards,
             fallback_mix: best.map(one_hot).unwrap_or_default(),
             pays: self.pays,
+        }
+    }
+}
+
+impl UnpairedValue {
+    /// The guard has no incumbent until it looks again, and its sums over incumbents start empty. A policy that it had released
+    /// stays released until the new sums show that it does not pay.
+    fn paired(self) -> PolicyValueRecord {
+        PolicyValueRecord {
+            examples: self.examples,
+            evaluation: self.evaluation.paired(),
+            rewards: self.rewards,
+            fallback_mix: self.fallback_mix,
+            incumbent: None,
+            pays: self.pays,
+        }
+    }
+}
+
+impl UnpairedEvaluation {
+    fn paired(self) -> EvaluationRecord {
+        let paired = |estimates: Vec<UnpairedEstimate>| estimates.into_iter().map(UnpairedEstimate::paired).collect();
+        EvaluationRecord {
+            models: self.models,
+            events: self.events,
+            all: paired(self.all),
+            block_events: self.block_events,
+            blocks: self.blocks.into_iter().map(paired).collect(),
+            blocks_dropped: self.blocks_dropped,
+        }
+    }
+}
+
+impl UnpairedEstimate {
+    /// The same evidence in the present units. w (1 - r) has the mean 1 - value, and is 1 above an estimate of minus the value.
+    /// (w r + v (1 - r)) / 2 has the mean (1 + lift) / 2, and 2 x - 1 estimates the lift; likewise the other way round.
+    fn paired(self) -> EstimateRecord {
+        let minus_value = |bound: BoundRecord| BoundRecord { sum: bound.sum - bound.count as f64, ..bound };
+        let lift = |bound: BoundRecord| BoundRecord {
+            count: bound.count,
+            sum: 2.0 * bound.sum - bound.count as f64,
+            variation: 4.0 * bound.variation,
+        };
+        let [earned, missed] = self.value;
+        EstimateRecord {
+            weights: self.weights,
+            robust: self.robust,
+            robust_square: self.robust_square,
+            value: [earned, minus_value(missed)],
+            lifts: self.lifts.into_iter().map(|pair| pair.map(lift)).collect(),
+            over_incumbent: BoundRecord::default(),
         }
     }
 }
@@ -91,6 +187,7 @@ impl Unevaluated {
             },
             rewards: vec![ModelRewardsRecord { sum: 0.0, count: 0 }; models],
             fallback_mix: Vec::new(),
+            incumbent: None,
             pays: false,
         })
     }
@@ -119,8 +216,8 @@ mod tests {
     use super::*;
     use crate::wire::envelope::encode;
 
-    fn record(fallback_mix: Vec<f64>) -> LearnerRecord {
-        let unevaluated = Unevaluated {
+    fn learner() -> Unevaluated {
+        Unevaluated {
             algorithm: "uniform".to_owned(),
             dim: 2,
             models: vec!["a".to_owned(), "b".to_owned(), "c".to_owned()],
@@ -131,38 +228,71 @@ mod tests {
             learned: 2,
             version: 2,
             state: AlgorithmRecord::Stateless,
-        };
-        let mut record = unevaluated.without_policy_value();
-        (record.policy_value.fallback_mix, record.policy_value.pays) = (fallback_mix, true);
-        record
+        }
     }
 
-    /// A payload of version 2 in its older layout: `best` in place of an empty mix.
-    fn with_best(best: &[u8]) -> Vec<u8> {
-        let payload = encode(&record(Vec::new()));
-        let (before, end) = payload.split_at(payload.len() - 2);
-        assert_eq!(end, [0, 1], "the length of the mix, and that it pays");
-        [before, best, &[1]].concat()
+    fn value(fallback_mix: Vec<f64>) -> UnpairedValue {
+        let bound = |count, sum| BoundRecord { count, sum, variation: 0.5 };
+        let estimate = UnpairedEstimate {
+            weights: WeightsRecord::default(),
+            robust: 1.0,
+            robust_square: 1.5,
+            value: [bound(2, 0.75), bound(2, 1.25)],
+            lifts: vec![[bound(2, 1.5), bound(2, 0.5)]],
+        };
+        let evaluation = UnpairedEvaluation {
+            models: 3,
+            events: 2,
+            all: vec![estimate.clone()],
+            block_events: 5,
+            blocks: vec![vec![estimate]],
+            blocks_dropped: 1,
+        };
+        UnpairedValue { examples: 2, evaluation, rewards: Vec::new(), fallback_mix, pays: true }
+    }
+
+    #[test]
+    fn version_3_has_the_same_evidence_in_other_units() {
+        let upgraded = upgrade(3, &encode(&(learner(), value(vec![0.25, 0.25, 0.5])))).unwrap();
+        let PolicyValueRecord { evaluation, fallback_mix, incumbent, pays, .. } = upgraded.policy_value;
+        assert_eq!((fallback_mix, incumbent, pays), (vec![0.25, 0.25, 0.5], None, true));
+        let bound = |sum, variation| BoundRecord { count: 2, sum, variation };
+        let expected = EstimateRecord {
+            weights: WeightsRecord::default(),
+            robust: 1.0,
+            robust_square: 1.5,
+            // 0.375 was earned, 0.625 missed; the lifts are 2 x 0.75 - 1 and 2 x 0.25 - 1.
+            value: [bound(0.75, 0.5), bound(-0.75, 0.5)],
+            lifts: vec![[bound(1.0, 2.0), bound(-1.0, 2.0)]],
+            over_incumbent: BoundRecord::default(),
+        };
+        assert_eq!((&evaluation.all[0], &evaluation.blocks[0][0]), (&expected, &expected));
     }
 
     #[test]
     fn version_2_has_two_layouts() {
-        let mix = record(vec![0.25, 0.25, 0.5]);
-        assert_eq!(upgrade(2, &encode(&mix)).unwrap(), mix);
-        assert_eq!(upgrade(2, &with_best(&[0])).unwrap(), record(Vec::new()));
-        assert_eq!(upgrade(2, &with_best(&[1, 2])).unwrap(), record(vec![0.0, 0.0, 1.0]));
-        assert_eq!(upgrade(2, &with_best(&[1, 3])), Err(Damaged::Corrupt("there is no model 3".to_owned())));
-        assert!(upgrade(2, &with_best(&[2, 3])).is_err());
+        let with_mix = |mix: Vec<f64>| learner().with_policy_value(value(mix).paired());
+        let with_best = |best: Option<u64>| {
+            let UnpairedValue { examples, evaluation, rewards, pays, .. } = value(Vec::new());
+            encode(&(learner(), UnpairedValueWithBest { examples, evaluation, rewards, best, pays }))
+        };
+        let mix = vec![0.25, 0.25, 0.5];
+        assert_eq!(upgrade(2, &encode(&(learner(), value(mix.clone())))).unwrap(), with_mix(mix));
+        assert_eq!(upgrade(2, &with_best(None)).unwrap(), with_mix(Vec::new()));
+        assert_eq!(upgrade(2, &with_best(Some(2))).unwrap(), with_mix(vec![0.0, 0.0, 1.0]));
+        assert_eq!(upgrade(2, &with_best(Some(3))), Err(Damaged::Corrupt("there is no model 3".to_owned())));
+        let mut neither = with_best(Some(2));
+        let option = neither.len() - 3;
+        neither[option] = 2;
+        assert!(upgrade(2, &neither).is_err());
     }
 
     #[test]
     fn version_1_has_no_policy_value() {
-        let record = record(Vec::new());
-        let payload = encode(&record);
-        let value = encode(&record.policy_value);
-        let upgraded = upgrade(1, &payload[..payload.len() - value.len()]).unwrap();
+        let payload = encode(&learner());
+        let upgraded = upgrade(1, &payload).unwrap();
         assert!(!upgraded.policy_value.pays && upgraded.policy_value.examples == 0);
-        assert_eq!(LearnerRecord { policy_value: record.policy_value.clone(), ..upgraded }, record);
+        assert_eq!(upgraded, learner().without_policy_value());
         assert!(upgrade(0, &payload).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! Estimates of the policy value: what the learner's policy and its rivals would have earned on the logged examples.
 //!
 //! For an example, p is the propensity of the chosen model, pi the probability that an evaluated policy gives it, w = pi / p
-//! (at most 1e6) and r the reward.
+//! (at most 1e6) and r the reward. The incumbent is the model that seemed best alone when the guard last looked before it.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,8 @@ pub struct PolicyValueRecord {
     /// Per model its probability in the mix that the guard plays beside the policy; empty before the guard has looked, when
     /// all are equal.
     pub fallback_mix: Vec<f64>,
+    /// Index of the incumbent; none before the guard has looked.
+    pub incumbent: Option<u64>,
     /// Whether the guard has found that the policy pays.
     pub pays: bool,
 }
@@ -57,11 +59,13 @@ pub struct EstimateRecord {
     pub robust: f64,
     /// Sum of their squares.
     pub robust_square: f64,
-    /// Of x = w r, then of x = w (1 - r).
+    /// Of the value, then of minus the value.
     pub value: [BoundRecord; 2],
-    /// Per model b of x = (w r + v (1 - r)) / 2, then of x = (v r + w (1 - r)) / 2; v is 1 / p if b was chosen, else 0.
-    /// Empty for the policies that always play one model.
+    /// Per model b of the lift over the policy that always plays b, then of minus that lift. Empty for the policies that
+    /// always play one model.
     pub lifts: Vec<[BoundRecord; 2]>,
+    /// Of the lift over the incumbent, for the examples that had one.
+    pub over_incumbent: BoundRecord,
 }
 
 /// Sums for self-normalised importance sampling.
@@ -79,13 +83,13 @@ pub struct WeightsRecord {
     pub square_reward_square: f64,
 }
 
-/// Sums for a confidence bound on the mean of x >= 0.
+/// Sums for a lower confidence bound on a mean. x is an unbiased estimate of the example's part of the mean, or is below one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BoundRecord {
     /// Number of x.
     pub count: u64,
     /// Sum of x.
     pub sum: f64,
-    /// Sum of (x - c)^2; c in 0..1 is a guess from before x was known.
+    /// Sum of (x - c)^2; c is a prediction from before x was known, at most x + 4.
     pub variation: f64,
 }
