@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pointsman::config::{LearnerConfig, Mode};
+use pointsman::config::{Algorithm, Estimator, LearnerConfig, Mode};
 use pointsman::event::{Example, Query};
 use pointsman::learner::Trainer;
 use pointsman::report::{Column, Table};
@@ -78,6 +78,66 @@ fn main() {
         }
     }
     println!("{}", table.text(120));
+    println!("{}", learners().text(120));
+}
+
+/// Learners that are compared at d = 768, M = 8, k = 16, the default first.
+const LEARNERS: [(&str, Algorithm, Option<Estimator>); 4] = [
+    ("hpg", Algorithm::Hpg, None),
+    ("hpg, estimator = \"logged\"", Algorithm::Hpg, Some(Estimator::Logged)),
+    ("hypentropy-regression", Algorithm::HypentropyRegression, None),
+    ("lin-ucb", Algorithm::LinUcb, None),
+];
+
+/// Examples before the measurement, and in it. A critic solves its regression every few thousand examples: the mean over
+/// many of these intervals includes their share.
+const WARM_UP: usize = 40_000;
+const MEASURED: usize = 3 * 8192;
+
+/// What an example of each learner costs on average, with everything that is done now and then.
+fn learners() -> Table {
+    let (dim, models) = (768, 8);
+    let columns = ["learner", "queries", "time an example", "examples/s", "of hpg, logged", "allocations", "state"];
+    let mut table = Table { columns: columns.map(Column::right).into_iter().collect(), rows: Vec::new(), note: None };
+    for repeated in [false, true] {
+        let examples = examples(dim, models, 20_000, repeated);
+        let mut measured = Vec::new();
+        for (name, algorithm, estimator) in LEARNERS {
+            let models = (0..models).map(|m| format!("m{m}")).collect();
+            let config = LearnerConfig { dim, models, algorithm, estimator, ..LearnerConfig::default() };
+            let mut trainer = Trainer::new(config.check().expect("a good configuration"));
+            let mut next = examples.iter().cycle().cloned();
+            let mut learn = |n: usize| {
+                let (mut time, mut allocations) = (Duration::ZERO, 0);
+                for _ in 0..n / 64 {
+                    let batch: Vec<Example> = next.by_ref().take(64).collect();
+                    let (start, before) = (Instant::now(), ALLOCATIONS.load(Ordering::Relaxed));
+                    for example in batch {
+                        trainer.learn(example).expect("an example of this shape");
+                    }
+                    time += start.elapsed();
+                    allocations += ALLOCATIONS.load(Ordering::Relaxed) - before;
+                }
+                (time.as_secs_f64() / n as f64, allocations as f64 / n as f64)
+            };
+            learn(WARM_UP);
+            let (seconds, allocations) = learn(MEASURED);
+            eprintln!("{name}, repeated: {repeated}: {seconds:.3e} s");
+            measured.push((name, seconds, allocations, trainer.save().len()));
+        }
+        for (name, seconds, allocations, state) in &measured {
+            table.rows.push(vec![
+                (*name).to_owned(),
+                if repeated { "repeated" } else { "20,000" }.to_owned(),
+                format!("{:.1} us", 1e6 * seconds),
+                format!("{:.0}", 1.0 / seconds),
+                ratio(seconds / measured[1].1),
+                format!("{allocations:.2}"),
+                format!("{:.1} MB", *state as f64 / 1e6),
+            ]);
+        }
+    }
+    table
 }
 
 fn ratio(x: f64) -> String {
@@ -108,11 +168,16 @@ struct Found {
     allocations: f64,
 }
 
+/// HPG without a critic.
+fn hpg() -> LearnerConfig {
+    LearnerConfig { estimator: Some(Estimator::Logged), ..LearnerConfig::default() }
+}
+
 fn measure(mode: Mode, rank: usize, examples: &[Example]) -> Found {
     let models = examples[0].propensities().len();
     let dim = examples[0].query().as_slice().len();
     let names = (0..models).map(|m| format!("m{m}")).collect();
-    let config = LearnerConfig { dim, models: names, rank: Some(rank), mode, ..LearnerConfig::default() };
+    let config = LearnerConfig { dim, models: names, rank: Some(rank), mode, ..hpg() };
     let mut trainer = Trainer::new(config.check().expect("a good configuration"));
     let mut next = examples.iter().cycle().cloned();
     let mut learn = |n: usize| {

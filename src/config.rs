@@ -21,9 +21,9 @@ pub use rivals::FeatureKind;
 use crate::evaluate::worth::{GuardSpec, WorthSpec};
 use crate::event::Name;
 use crate::hpg::actor_critic::ActorCriticSpec;
+use crate::hpg::critic::CriticSpec;
 use crate::hpg::gradient::{self, Baseline};
 use crate::hpg::projection::Ball;
-use crate::hpg::regression::RegressionSpec;
 use crate::hpg::schedule::Rate;
 use crate::joiner::{Aggregate, JoinSpec, OnMissing};
 use crate::policy::linear_bandit::{Exploration, LinearBanditSpec};
@@ -570,8 +570,8 @@ pub struct LearnerConfig {
     pub intrinsic_rank: Option<usize>,
     /// Half-life of the learned parameters, in examples.
     pub half_life: Option<f64>,
-    /// Gradient estimator.
-    pub estimator: Estimator,
+    /// Gradient estimator; by default a critic where the algorithm has one.
+    pub estimator: Option<Estimator>,
     /// Upper bound on importance weights.
     pub weight_cap: f64,
     /// Baseline subtracted from the rewards.
@@ -642,7 +642,7 @@ impl Default for LearnerConfig {
             horizon: None,
             intrinsic_rank: None,
             half_life: None,
-            estimator: Estimator::Logged,
+            estimator: None,
             weight_cap: 10.0,
             baseline: None,
             missing_propensities: MissingPropensities::Reject,
@@ -929,7 +929,7 @@ pub enum Method {
     /// Algorithm 1 with a critic.
     ActorCritic(ActorCriticSpec),
     /// Hypentropy regression.
-    HypentropyRegression(RegressionSpec),
+    HypentropyRegression(CriticSpec),
     /// Every model alike.
     Uniform,
     /// Always the model of this index.
@@ -973,7 +973,9 @@ impl Spec {
     /// Largest number of queries in the head table that it publishes.
     pub fn head_queries_max(&self) -> usize {
         match &self.method {
-            Method::ActorCritic(actor) => actor.critic.head_queries,
+            Method::ActorCritic(ActorCriticSpec { critic, .. }) | Method::HypentropyRegression(critic) => {
+                critic.head_queries
+            }
             _ => 0,
         }
     }
@@ -1169,7 +1171,7 @@ impl LearnerConfig {
             }
             Algorithm::Hpg => Method::Hpg(self.check_hpg(models.len())?),
             Algorithm::HpgParameterFree => Method::HpgParameterFree(self.check_parameter_free(models.len())?),
-            Algorithm::HypentropyRegression => Method::HypentropyRegression(self.check_regression()?),
+            Algorithm::HypentropyRegression => Method::HypentropyRegression(self.check_regression(models.len())?),
             Algorithm::Uniform => Method::Uniform,
             Algorithm::Fixed => Method::Fixed(self.check_fixed(&models)?),
             Algorithm::LinUcb => Method::LinearBandit(self.check_linear_bandit(Exploration::Ucb)?),
@@ -1193,15 +1195,20 @@ impl LearnerConfig {
         })
     }
 
-    /// Shards learn independently and are added up, so learning must be a plain sum over examples.
+    /// Shards learn independently and are added up, so learning must be a sum over examples: that of a critic, or the plain
+    /// one of gradients.
     fn check_shards(&self) -> Result<usize, BadSetting> {
         within("learner.shards", self.shards, 1, 1024)?;
+        let is_regression = self.algorithm == Algorithm::HypentropyRegression;
+        let is_hpg = self.algorithm == Algorithm::Hpg;
+        let has_critic = is_regression || (is_hpg && self.estimator() == Estimator::Critic);
+        let is_constant = self.learning_rate.is_none_or(|rate| rate == LearningRate::Constant);
         let plain = [
-            ("algorithm = \"hpg\"", self.algorithm == Algorithm::Hpg),
-            ("mode = \"lazy\"", self.mode == Mode::Lazy),
-            ("estimator = \"logged\"", self.estimator == Estimator::Logged),
-            ("baseline = \"none\"", self.baseline == Some(Baseline::None)),
-            ("learning_rate = \"constant\"", self.learning_rate.is_none_or(|rate| rate == LearningRate::Constant)),
+            ("algorithm = \"hpg\" or \"hypentropy-regression\"", is_hpg || is_regression),
+            ("estimator = \"critic\" or mode = \"lazy\"", has_critic || self.mode == Mode::Lazy),
+            ("estimator = \"critic\" or \"logged\"", has_critic || self.estimator() == Estimator::Logged),
+            ("estimator = \"critic\" or baseline = \"none\"", has_critic || self.baseline == Some(Baseline::None)),
+            ("learning_rate = \"constant\"", has_critic || is_constant),
             ("batch = 1", self.batch.unwrap_or(1) == 1),
             ("no half_life", self.half_life.is_none()),
             ("guard = \"none\"", self.guard == Guard::None),
@@ -1269,9 +1276,17 @@ impl LearnerConfig {
         })
     }
 
+    /// The configured estimator, or the default: a critic for hpg with the practical preset, except where parameters are
+    /// plain sums; REINFORCE for everything else.
+    fn estimator(&self) -> Estimator {
+        let has_critic =
+            self.algorithm == Algorithm::Hpg && self.preset == Preset::Practical && self.mode != Mode::Lazy;
+        self.estimator.unwrap_or(if has_critic { Estimator::Critic } else { Estimator::Logged })
+    }
+
     /// The estimator of hpg: the theorem's parameters and lazy ones belong to the paper's.
     fn check_estimator(&self) -> Result<Estimator, BadSetting> {
-        let estimator = self.estimator;
+        let estimator = self.estimator();
         let rejected = |what: &str| {
             let allowed = format!("cannot be used with {what}: use logged or importance");
             Err(bad("learner.estimator", estimator, allowed))
@@ -1285,7 +1300,7 @@ impl LearnerConfig {
 
     /// The estimator of a policy gradient without a critic.
     fn check_reinforce(&self) -> Result<gradient::Estimator, BadSetting> {
-        match self.estimator {
+        match self.estimator() {
             Estimator::Logged => Ok(gradient::Estimator::Logged),
             Estimator::Importance => Ok(gradient::Estimator::Importance),
             Estimator::Critic => {
@@ -1426,11 +1441,18 @@ mod tests {
         let plain =
             LearnerConfig { shards: 3, mode: Mode::Lazy, baseline: Some(Baseline::None), ..LearnerConfig::default() };
         assert_eq!(plain.check().unwrap().shards, 3);
-        let changes: [fn(&mut LearnerConfig); 5] = [
-            |c| c.mode = Mode::Factored,
+        for algorithm in [Algorithm::Hpg, Algorithm::HypentropyRegression] {
+            let critic = LearnerConfig { shards: 3, algorithm, ..LearnerConfig::default() };
+            assert_eq!(critic.check().unwrap().shards, 3);
+            let forgetful = LearnerConfig { half_life: Some(100.0), ..critic };
+            assert!(forgetful.check().is_err());
+        }
+        let changes: [fn(&mut LearnerConfig); 6] = [
+            |c| (c.mode, c.estimator) = (Mode::Factored, Some(Estimator::Logged)),
+            |c| c.algorithm = Algorithm::LogQuadratic,
             |c| c.baseline = None,
             |c| c.half_life = Some(100.0),
-            |c| c.estimator = Estimator::Importance,
+            |c| c.estimator = Some(Estimator::Importance),
             |c| c.guard = Guard::BestConstant,
         ];
         for change in changes {
@@ -1442,7 +1464,8 @@ mod tests {
     }
 
     fn config(change: impl FnOnce(&mut LearnerConfig)) -> LearnerConfig {
-        let mut config = LearnerConfig { dim: 8, ..LearnerConfig::default() };
+        let estimator = Some(Estimator::Logged);
+        let mut config = LearnerConfig { dim: 8, estimator, ..LearnerConfig::default() };
         change(&mut config);
         config
     }
@@ -1560,6 +1583,21 @@ mod tests {
             assert_eq!(HttpConfig { tokens_file: "t".into(), ..http(listen) }.check_listen(), Ok(()));
             assert_eq!(HttpConfig { open: true, ..http(listen) }.check_listen(), Ok(()));
         }
+    }
+
+    /// A critic where there is one, and the paper's estimator elsewhere, unless a configuration says otherwise.
+    #[test]
+    fn the_default_estimator_is_a_critic() {
+        let has_critic = |change: fn(&mut LearnerConfig)| {
+            let mut config = LearnerConfig { dim: 8, ..LearnerConfig::default() };
+            change(&mut config);
+            matches!(config.check().unwrap().method, Method::ActorCritic(_))
+        };
+        assert!(has_critic(|_| ()));
+        assert!(!has_critic(|c| c.estimator = Some(Estimator::Importance)));
+        assert!(!has_critic(|c| c.mode = Mode::Lazy));
+        assert!(!has_critic(|c| (c.preset, c.intrinsic_rank, c.horizon) = (Preset::Theory, Some(2), Some(400))));
+        assert!(!has_critic(|c| c.algorithm = Algorithm::HpgParameterFree));
     }
 
     #[test]

@@ -220,8 +220,8 @@ impl Trainer {
                 Box::new(ParameterFree::new(hpg.clone(), spec.dim, models, spec.half_life))
             }
             Method::ActorCritic(actor) => Box::new(ActorCritic::new(actor.clone(), dim, models, half_life)),
-            Method::HypentropyRegression(regression) => {
-                Box::new(HypentropyRegression::new(regression.clone(), spec.dim, models, spec.half_life))
+            Method::HypentropyRegression(critic) => {
+                Box::new(HypentropyRegression::new(critic.clone(), dim, models, half_life))
             }
             Method::Uniform => Box::new(Uniform { models }),
             Method::Fixed(model) => Box::new(Fixed { models, model: *model }),
@@ -561,8 +561,11 @@ fn restore_learner(spec: &Spec, record: AlgorithmRecord, version: u64) -> Option
         (Method::ActorCritic(actor), AlgorithmRecord::Hpg(record)) => {
             Some(Box::new(ActorCritic::from_policy(actor.clone(), dim, models, half_life, (record, version))?))
         }
-        (Method::HypentropyRegression(regression), AlgorithmRecord::Regression(record)) => {
-            Some(Box::new(HypentropyRegression::restore(regression.clone(), spec.dim, models, spec.half_life, record)?))
+        (Method::HypentropyRegression(critic), AlgorithmRecord::Critic(record)) => {
+            Some(Box::new(HypentropyRegression::restore(critic.clone(), dim, models, half_life, record.critic)?))
+        }
+        (Method::HypentropyRegression(critic), AlgorithmRecord::Regression(record)) => {
+            Some(Box::new(HypentropyRegression::from_old(critic.clone(), dim, models, half_life, (record, version))?))
         }
         (Method::Uniform, AlgorithmRecord::Stateless) => Some(Box::new(Uniform { models })),
         (Method::Fixed(model), AlgorithmRecord::Stateless) => Some(Box::new(Fixed { models, model: *model })),

@@ -151,7 +151,7 @@ mod tests {
         config.learner.eta = Some(0.5);
         let changed = head.changed_settings(&config.check().unwrap());
         let keys: Vec<&str> = changed.iter().map(|change| change.0.as_str()).collect();
-        assert_eq!(keys, ["join.remember_ms", "join.window_ms", "learner.method.hpg.rate.constant"]);
+        assert_eq!(keys, ["join.remember_ms", "join.window_ms", "learner.method.actor-critic.eta"]);
         assert_eq!((changed[1].1.as_str(), changed[1].2.as_str()), ("600000", "5"));
     }
 

@@ -7,7 +7,6 @@ use crate::hpg::actor_critic::ActorCriticSpec;
 use crate::hpg::critic::CriticSpec;
 use crate::hpg::gradient::{Baseline, GradientSpec};
 use crate::hpg::projection::Ball;
-use crate::hpg::regression::RegressionSpec;
 use crate::hpg::schedule::Rate;
 use crate::policy::linear_bandit::{Exploration, LinearBanditSpec};
 use crate::policy::log_linear::LogLinearSpec;
@@ -30,10 +29,6 @@ const DENSE_DIM_MAX: usize = 1024;
 
 /// Default number of directions whose products are features of linear bandits.
 const FEATURE_RANK: usize = 16;
-
-/// Defaults of hypentropy regression, tuned on other instances than the reported ones.
-const REGRESSION_FEATURE_RANK: usize = 24;
-const REGRESSION_RIDGE: f64 = 2.0;
 
 /// Defaults of the critic, tuned on other instances than the reported ones.
 const CRITIC_FEATURE_RANK: usize = 24;
@@ -67,11 +62,12 @@ impl LearnerConfig {
         })
     }
 
-    pub(super) fn check_regression(&self) -> Result<RegressionSpec, BadSetting> {
-        let rank = self.rank.unwrap_or(self.dim.min(16));
-        let ball = Ball { tau: self.tau.unwrap_or(100.0), beta: self.beta.unwrap_or(1.0), rank };
+    /// Hypentropy regression: tau, beta, eta and rank are those of the critic's remainder.
+    pub(super) fn check_regression(&self, models: usize) -> Result<CriticSpec, BadSetting> {
+        let rank = self.rank.unwrap_or(self.dim.min(REMAINDER.rank));
+        let ball = Ball { tau: self.tau.unwrap_or(REMAINDER.tau), beta: self.beta.unwrap_or(REMAINDER.beta), rank };
         self.check_ball(&ball)?;
-        let eta = self.eta.unwrap_or(0.2);
+        let eta = self.eta.unwrap_or(REMAINDER_ETA);
         within("learner.eta", eta, SCALE.0, SCALE.1)?;
         if self.mode == Mode::Lazy {
             return Err(bad(
@@ -80,18 +76,7 @@ impl LearnerConfig {
                 "hypentropy-regression does not support it: use factored, explicit or exact",
             ));
         }
-        let feature_rank = self.feature_rank.unwrap_or(REGRESSION_FEATURE_RANK);
-        within("learner.feature_rank", feature_rank, 0, FEATURE_RANK_MAX)?;
-        Ok(RegressionSpec {
-            ball,
-            mode: self.mode,
-            eta,
-            inverse_gap: self.check_inverse_gap()?,
-            feature_rank: feature_rank.min(self.dim),
-            ridge: self.check_ridge(REGRESSION_RIDGE)?,
-            clip: self.clip_predictions,
-            drift: self.drift == OnDrift::Detect,
-        })
+        self.check_critic(ball, eta, models)
     }
 
     /// HPG with a critic: tau, beta, eta and rank are the policy's, the critic has its own.

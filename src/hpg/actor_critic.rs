@@ -18,13 +18,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::critic::{Critic, CriticSpec, Form};
+use super::critic::form::{Expanded, Form};
+use super::critic::{Critic, CriticSpec};
 use super::linalg::{axpy, rotated, symmetric_eigen};
 use super::projection::Ball;
 use super::schedule::shrink;
 use super::spectra::{Eigen, Gradient, Spectra, Step, extend_basis};
 use crate::config::Mode;
-use crate::event::Query;
+use crate::event::{Example, Query};
 use crate::learner::{Learner, Lesson};
 use crate::router::{HeadTable, Sampling, ScoreForm};
 use crate::wire::records::learner::AlgorithmRecord;
@@ -64,6 +65,8 @@ struct Scratch {
     query: Vec<f64>,
     policy: Vec<f64>,
     gradient: Vec<f64>,
+    /// q~ of the next examples, one after the other.
+    ahead: Vec<f64>,
 }
 
 /// The component that every query gets.
@@ -88,7 +91,7 @@ impl ActorCritic {
         half_life: Option<f64>,
         record: CriticLearnerRecord,
     ) -> Option<Self> {
-        let HpgRecord { ball, parameters } = record.actor;
+        let HpgRecord { ball, parameters } = record.actor?;
         let critic = Critic::restore(spec.critic.clone(), dim, models, half_life, record.critic)?;
         let actor = Spectra::from_record(parameters, &ball, spec.mode, &spec.ball, dim + 1, models)?;
         Some(Self { spec, dim, models, half_life, critic, actor, scratch: Scratch::default() })
@@ -122,12 +125,8 @@ impl ActorCritic {
         let forms: Vec<Form> = (0..self.models).map(|m| self.critic.form(m)).collect();
         let share = (self.models as f64).recip();
         // What all models share changes no policy; without it the ball has more room.
-        let mut mean = Form {
-            constant: 0.0,
-            linear: vec![0.0; forms[0].linear.len()],
-            quadratic: vec![0.0; forms[0].quadratic.len()],
-            remainder: Eigen::default(),
-        };
+        let (linear, quadratic) = (vec![0.0; forms[0].linear.len()], vec![0.0; forms[0].quadratic.len()]);
+        let mut mean = Form { linear, quadratic, ..Form::default() };
         for form in &forms {
             mean.constant += share * form.constant;
             axpy(share, &form.linear, &mut mean.linear);
@@ -144,41 +143,32 @@ impl ActorCritic {
 
     /// The W of rank and ball that is closest to S times a form: W~ of q~ = (q, 1/2) / |(q, 1/2)|.
     fn target(&self, form: &Form) -> Eigen {
-        let (dim, n) = (self.dim, form.linear.len());
-        let steepness = self.critic.steepness();
-        let norm = CONSTANT.hypot(1.0);
-        let known = self.critic.basis().len() / dim;
-        let longer = |vector: &[f64], last: f64| vector.iter().copied().chain([last]).collect::<Vec<f64>>();
-        let mut basis: Vec<f64> = self.critic.basis().chunks_exact(dim).flat_map(|v| longer(v, 0.0)).collect();
-        basis.extend(longer(&vec![0.0; dim], 1.0));
-        let remainder: Vec<Vec<f64>> =
-            form.remainder.vectors.chunks_exact(dim).map(|vector| longer(vector, 0.0)).collect();
-        remainder.iter().for_each(|vector| extend_basis(&mut basis, vector));
-        let size = basis.len() / (dim + 1);
-        let mut small = vec![0.0; size * size];
-        for j in 0..known {
-            for i in 0..known {
-                small[j * size + i] = norm * norm * steepness * form.quadratic[j * n + i];
-            }
-            let half = 0.5 * norm * norm / CONSTANT * steepness * form.linear[j];
-            small[j * size + known] = half;
-            small[known * size + j] = half;
-        }
-        small[known * size + known] = norm * norm / (CONSTANT * CONSTANT) * steepness * form.constant;
-        let mut coordinates = Vec::new();
-        for (lambda, vector) in form.remainder.lambda.iter().zip(&remainder) {
-            super::linalg::columns_dot(&basis, vector, &mut coordinates);
-            for (column, x) in small.chunks_exact_mut(size).zip(&coordinates) {
-                axpy(norm * norm * steepness * lambda * x, &coordinates, column);
+        let dim = self.dim;
+        let Expanded { constant, basis, linear, quadratic } = form.expand(self.critic.basis(), dim);
+        let n = linear.len();
+        let scale = (1.0 + CONSTANT * CONSTANT) * self.critic.steepness();
+        let mut longer: Vec<f64> = Vec::with_capacity((dim + 1) * (n + 1));
+        basis.chunks_exact(dim).for_each(|vector| longer.extend(vector.iter().copied().chain([0.0])));
+        longer.extend(std::iter::repeat_n(0.0, dim).chain([1.0]));
+        let mut matrix = vec![0.0; (n + 1) * (n + 1)];
+        for (j, column) in matrix.chunks_exact_mut(n + 1).enumerate() {
+            if j < n {
+                let of_column = column.iter_mut().zip(&quadratic[j * n..(j + 1) * n]);
+                of_column.for_each(|(entry, x)| *entry = scale * x);
+                column[n] = 0.5 / CONSTANT * scale * linear[j];
+            } else {
+                let of_column = column.iter_mut().zip(&linear);
+                of_column.for_each(|(entry, x)| *entry = 0.5 / CONSTANT * scale * x);
+                column[n] = scale / (CONSTANT * CONSTANT) * constant;
             }
         }
-        let (lambda, rotation) = symmetric_eigen(size, &small);
-        Eigen::from_primal(&self.spec.ball, &lambda, &rotated(&basis, &rotation, dim + 1), dim + 1)
+        let (lambda, rotation) = symmetric_eigen(n + 1, &matrix);
+        Eigen::from_primal(&self.spec.ball, &lambda, &rotated(&longer, &rotation, dim + 1), dim + 1)
     }
 
     /// One mirror step along the expected gradient.
     fn step(&mut self, query: &Query) {
-        let Scratch { query: longer, policy, gradient } = &mut self.scratch;
+        let Scratch { query: longer, policy, gradient, .. } = &mut self.scratch;
         lengthen(query.as_slice(), longer);
         policy.resize(self.models, 0.0);
         gradient.resize(self.models, 0.0);
@@ -237,6 +227,21 @@ impl Learner for ActorCritic {
         self.critic.finish(query, scores);
     }
 
+    fn foresight(&self) -> usize {
+        self.actor.foresight()
+    }
+
+    fn expect(&mut self, examples: &[Example]) {
+        let Scratch { query: longer, ahead, .. } = &mut self.scratch;
+        ahead.clear();
+        for example in examples {
+            lengthen(example.query().as_slice(), longer);
+            ahead.extend_from_slice(longer);
+        }
+        self.actor.expect(ahead.chunks_exact(self.dim + 1));
+        self.critic.expect(examples);
+    }
+
     fn predict(&self, query: &Query, _scores: &[f64], _mean: f64, rewards: &mut [f64]) -> bool {
         self.critic.predict(query, rewards);
         true
@@ -290,10 +295,7 @@ impl Learner for ActorCritic {
     }
 
     fn add(&mut self, other: &AlgorithmRecord) -> bool {
-        let AlgorithmRecord::Critic(record) = other else { return false };
-        let restored =
-            Critic::restore(self.spec.critic.clone(), self.dim, self.models, self.half_life, record.critic.clone());
-        let is_added = restored.is_some_and(|other| self.critic.merge(&other));
+        let is_added = self.critic.add(other);
         if is_added {
             self.distil();
         }
@@ -307,7 +309,7 @@ impl Learner for ActorCritic {
     }
 
     fn save(&self) -> AlgorithmRecord {
-        let actor = HpgRecord { ball: self.spec.ball.record(), parameters: self.actor.record() };
+        let actor = Some(HpgRecord { ball: self.spec.ball.record(), parameters: self.actor.record() });
         AlgorithmRecord::Critic(Box::new(CriticLearnerRecord { critic: self.critic.record(), actor }))
     }
 }

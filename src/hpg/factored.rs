@@ -207,6 +207,10 @@ impl Factored {
 
     /// The eigenvalues of one model, and the query's coordinates in its eigenvectors.
     pub fn coordinates(&self, model: usize, query: &[f64], out: &mut Vec<f64>) -> &[f64] {
+        if is_same(&self.work.query, query) {
+            out.clone_from(&self.work.coordinates[model]);
+            return &self.models[model].lambda;
+        }
         let (mut recent_products, mut base_products) = (Vec::new(), Vec::new());
         columns_dot(&self.recent, query, &mut recent_products);
         let factor = &self.models[model];

@@ -43,9 +43,12 @@ pub fn triangle_times(packed: &[f64], x: &[f64], out: &mut [f64]) {
     Arch::new().dispatch(TriangleTimes { packed, x, out });
 }
 
-/// A += a x x' for a symmetric A, of which `packed` is the lower triangle, column by column
-pub fn triangle_add(a: f64, x: &[f64], packed: &mut [f64]) {
-    Arch::new().dispatch(TriangleAdd { a, x, packed });
+/// A += sum_i a_i x_i x_i' for a symmetric A, of which `packed` is the lower triangle, column by column; the x_i follow each
+/// other in `x`. Several at once read A fewer times, and give the bits that one after the other would.
+pub fn triangle_add(a: &[f64], x: &[f64], packed: &mut [f64]) {
+    if !packed.is_empty() && !a.is_empty() {
+        Arch::new().dispatch(TriangleAdd { a, x, packed });
+    }
 }
 
 /// The hyperbolic sine of each, to a few units in the last place; the same bits whatever the width of vectors.
@@ -341,7 +344,7 @@ impl WithSimd for TriangleTimes<'_> {
 }
 
 struct TriangleAdd<'a> {
-    a: f64,
+    a: &'a [f64],
     x: &'a [f64],
     packed: &'a mut [f64],
 }
@@ -351,11 +354,43 @@ impl WithSimd for TriangleAdd<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { a, x, mut packed } = self;
-        for j in 0..x.len() {
-            let (column, rest) = packed.split_at_mut(x.len() - j);
-            packed = rest;
-            add_columns(simd, &x[j..], &[a * x[j]], column);
+        let Self { a, x, packed } = self;
+        let n = x.len() / a.len();
+        for (a, x) in a.chunks(COLUMNS).zip(x.chunks(COLUMNS * n)) {
+            if let Ok(a) = <&[f64; COLUMNS]>::try_from(a) {
+                add_squares(simd, a, x, packed);
+                continue;
+            }
+            for (&a, x) in a.iter().zip(x.chunks_exact(n)) {
+                add_squares(simd, &[a], x, packed);
+            }
+        }
+    }
+}
+
+/// A += sum_i a_i x_i x_i' for N vectors; A is read and written once.
+#[inline(always)]
+fn add_squares<S: Simd, const N: usize>(simd: S, a: &[f64; N], x: &[f64], mut packed: &mut [f64]) {
+    let n = x.len() / N;
+    for j in 0..n {
+        let (column, rest) = packed.split_at_mut(n - j);
+        packed = rest;
+        let tails: [&[f64]; N] = std::array::from_fn(|i| &x[i * n + j..(i + 1) * n]);
+        let factors: [S::f64s; N] = std::array::from_fn(|i| simd.splat_f64s(a[i] * tails[i][0]));
+        let (column, column_rest) = S::as_mut_simd_f64s(column);
+        let bodies: [&[S::f64s]; N] = tails.map(|tail| &S::as_simd_f64s(tail).0[..column.len()]);
+        for (l, entries) in column.iter_mut().enumerate() {
+            for i in 0..N {
+                *entries = simd.mul_add_e_f64s(bodies[i][l], factors[i], *entries);
+            }
+        }
+        if !column_rest.is_empty() {
+            let mut entries = simd.partial_load_f64s(column_rest);
+            for i in 0..N {
+                let rest = simd.partial_load_f64s(S::as_simd_f64s(tails[i]).1);
+                entries = simd.mul_add_e_f64s(rest, factors[i], entries);
+            }
+            simd.partial_store_f64s(column_rest, entries);
         }
     }
 }
@@ -458,10 +493,18 @@ mod tests {
             prop_assert!(close(&out, &expected));
 
             let mut added = packed.clone();
-            triangle_add(-0.7, &x, &mut added);
+            triangle_add(&[-0.7], &x, &mut added);
             let places = (0..n).flat_map(|j| (j..n).map(move |i| (i, j)));
             let expected: Vec<f64> = places.map(|(i, j)| at(i, j) - 0.7 * x[i] * x[j]).collect();
             prop_assert!(close(&added, &expected));
+
+            let (weights, vectors) = (numbers(11, 4), numbers(11 * n, 5));
+            let (mut together, mut singly) = (packed.clone(), packed);
+            triangle_add(&weights, &vectors, &mut together);
+            for (i, weight) in weights.iter().enumerate() {
+                triangle_add(&[*weight], &vectors[i * n..(i + 1) * n], &mut singly);
+            }
+            prop_assert_eq!(together, singly, "bit by bit");
         }
 
         /// Of any size, in lists of any length.

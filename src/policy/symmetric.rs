@@ -39,6 +39,11 @@ impl Symmetric {
         Self { n, packed: (0..n).flat_map(|j| (j..n).map(move |i| entry(i, j))).collect() }
     }
 
+    /// The lower triangle, column by column.
+    pub fn packed_mut(&mut self) -> &mut [f64] {
+        &mut self.packed
+    }
+
     /// Its record.
     pub fn record(&self) -> SymmetricRecord {
         SymmetricRecord { size: self.n as u64, lower: self.packed.clone() }
@@ -50,6 +55,11 @@ impl Symmetric {
         Some(Self { n: usize::try_from(size).ok()?, packed }).filter(|matrix| matrix.is_bounded(n, most))
     }
 
+    /// Adds to an entry of the diagonal.
+    pub fn add_at(&mut self, i: usize, value: f64) {
+        self.packed[i * (2 * self.n + 1 - i) / 2] += value;
+    }
+
     /// += a I
     pub fn add_identity(&mut self, a: f64) {
         self.columns_mut().for_each(|(_, column)| column[0] += a);
@@ -57,6 +67,11 @@ impl Symmetric {
 
     /// += a x x'
     pub fn add(&mut self, a: f64, x: &[f64]) {
+        self.add_all(&[a], x);
+    }
+
+    /// += sum_i a_i x_i x_i', where the x_i follow each other in `x`.
+    pub fn add_all(&mut self, a: &[f64], x: &[f64]) {
         triangle_add(a, x, &mut self.packed);
     }
 

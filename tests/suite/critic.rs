@@ -10,7 +10,7 @@ const DIM: usize = 8;
 
 fn config(change: impl FnOnce(&mut LearnerConfig)) -> LearnerConfig {
     let models = ["a", "b", "c"].map(String::from).to_vec();
-    let mut config = LearnerConfig { dim: DIM, models, estimator: Estimator::Critic, ..LearnerConfig::default() };
+    let mut config = LearnerConfig { dim: DIM, models, estimator: Some(Estimator::Critic), ..LearnerConfig::default() };
     change(&mut config);
     config
 }
@@ -102,7 +102,7 @@ fn remembers_frequent_queries_and_falls_back_on_others() {
 fn a_policy_learned_without_a_critic_is_continued() {
     let quadratic = |query: &Query, model: usize| (0.2 + 2.0 * query.as_slice()[model].powi(2)).clamp(0.0, 1.0);
     let mut random = ChaCha8Rng::seed_from_u64(3);
-    let logged = config(|c| c.estimator = Estimator::Logged);
+    let logged = config(|c| c.estimator = Some(Estimator::Logged));
     let mut before = trainer(&logged);
     teach(&mut before, 6000, &mut random, &mut draw, &quadratic);
     let saved = before.save();

@@ -243,7 +243,7 @@ fn nobody_can_tell_that_examples_were_put_off() {
     let shapes = [shape(2, 2, 1, 1), shape(8, 3, 8, 1), shape(24, 3, 6, 1), shape(33, 5, 16, 1), shape(40, 9, 5, 1)];
     for (i, (shape, stream, setting)) in crossed(&shapes, &SETTINGS).into_iter().enumerate() {
         let hpg = config(shape, setting, Mode::Factored);
-        let importance = LearnerConfig { estimator: Estimator::Importance, evaluate_every: 3, ..hpg.clone() };
+        let importance = LearnerConfig { estimator: Some(Estimator::Importance), evaluate_every: 3, ..hpg.clone() };
         check_put_off(&[hpg.clone(), importance, parameter_free(hpg)][i % 3], shape, stream);
     }
 }
@@ -575,7 +575,7 @@ fn any_config() -> impl Strategy<Value = LearnerConfig> {
         |(eta, tau, beta, estimator, half_life, mode, weight_cap, rank, batch, free)| {
             let shape = Shape { rank, batch, ..ANY };
             let base = config(shape, Setting { eta, tau, beta, half_life }, mode);
-            let config = LearnerConfig { estimator, weight_cap, ..base };
+            let config = LearnerConfig { estimator: Some(estimator), weight_cap, ..base };
             if free { parameter_free(config) } else { config }
         },
     )
@@ -820,17 +820,25 @@ fn every_learner() -> Vec<LearnerConfig> {
     ] {
         for mode in MODES {
             let base = config(shape(7, 3, 4, batch), Setting { half_life, ..PRACTICAL }, mode);
-            let hpg = LearnerConfig { estimator, exploration_floor: floor, ..base };
+            let hpg = LearnerConfig { estimator: Some(estimator), exploration_floor: floor, ..base };
             all.extend([hpg.clone(), parameter_free(hpg)]);
         }
         let base = config(shape(7, 3, 4, batch), PRACTICAL, Mode::Factored);
         let base = LearnerConfig { exploration_floor: floor, fixed_model: Some("m1".to_owned()), ..base };
         all.push(LearnerConfig { algorithm: Algorithm::Uniform, ..base.clone() });
         all.push(LearnerConfig { algorithm: Algorithm::Fixed, ..base.clone() });
-        let base = LearnerConfig { estimator, half_life, tau: None, beta: None, ..base };
+        let base = LearnerConfig { estimator: Some(estimator), half_life, tau: None, beta: None, ..base };
         all.extend(rivals(&base));
+        all.extend(with_critic(&base));
     }
     all
+}
+
+/// The learners with a critic.
+fn with_critic(base: &LearnerConfig) -> [LearnerConfig; 3] {
+    let actor = LearnerConfig { estimator: Some(Estimator::Critic), eta: None, ..base.clone() };
+    let small = LearnerConfig { head_queries: 8, feature_rank: Some(2), mode: Mode::Explicit, ..actor.clone() };
+    [LearnerConfig { algorithm: Algorithm::HypentropyRegression, ..actor.clone() }, small, actor]
 }
 
 /// What HPG is compared with, each in all its forms.
@@ -855,6 +863,7 @@ fn config(shape: Shape, setting: Setting, mode: Mode) -> LearnerConfig {
         models: (0..shape.models).map(|m| format!("m{m}")).collect(),
         rank: Some(shape.rank),
         batch: Some(shape.batch),
+        estimator: Some(Estimator::Logged),
         eta: Some(setting.eta),
         tau: Some(setting.tau),
         beta: Some(setting.beta),

@@ -90,7 +90,7 @@ fn practical_hpg_closes_most_of_the_gap_and_theory_little() {
 /// With a critic the same policy class closes far more of the gap, where queries have leading directions and where not.
 #[test]
 fn a_critic_closes_more_of_the_gap() {
-    let config = learner(|c| c.estimator = Estimator::Critic);
+    let config = learner(|c| c.estimator = Some(Estimator::Critic));
     let isotropic = |seed| -> Box<dyn World> {
         let spec =
             LogQuadraticSpec { dim: 64, models: 8, intrinsic_rank: 2, signal: 0.3, shape: Shape::Isotropic, seed };
@@ -116,7 +116,7 @@ fn parameter_free_hpg_finds_the_scale_itself() {
 fn learns_from_late_lost_and_stale_feedback_with_both_estimators() {
     let late = |seed| Plan { delay: 1000, refresh: 1000, lost: 0.2, ..plan(seed) };
     for estimator in [Estimator::Logged, Estimator::Importance] {
-        let config = learner(|c| (c.estimator, c.exploration_floor) = (estimator, 0.05));
+        let config = learner(|c| (c.estimator, c.exploration_floor) = (Some(estimator), 0.05));
         let (online, last) = mean_gap_closed(2, &config, late);
         assert!(online >= 0.45 && last >= 0.55, "{estimator:?} {online} {last}");
     }

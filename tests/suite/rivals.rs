@@ -37,8 +37,8 @@ fn rivals() -> Vec<LearnerConfig> {
         plain(Algorithm::HypentropyRegression),
         config(Algorithm::HypentropyRegression, |c| c.feature_rank = Some(0)),
         config(Algorithm::HypentropyRegression, |c| (c.feature_rank, c.mode) = (Some(DIM), Mode::Explicit)),
-        config(Algorithm::Hpg, |c| c.estimator = Estimator::Critic),
-        config(Algorithm::Hpg, |c| (c.estimator, c.mode, c.head_queries) = (Estimator::Critic, Mode::Explicit, 0)),
+        config(Algorithm::Hpg, |c| c.estimator = Some(Estimator::Critic)),
+        config(Algorithm::Hpg, |c| (c.mode, c.head_queries) = (Mode::Explicit, 0)),
     ]
 }
 

@@ -8,6 +8,7 @@
 
 use faer::Mat;
 
+use crate::hpg::kernel::products;
 use crate::hpg::linalg::{columns_dot, dot};
 use crate::policy::symmetric::packed_len;
 
@@ -60,6 +61,14 @@ impl Features {
     pub fn coordinates(&self, query: &[f64], y: &mut Vec<f64>) {
         columns_dot(&self.basis, query, y);
         y.resize(self.linear, 0.0);
+    }
+
+    /// y of several queries that follow each other, without the zeros of directions that are not known yet. The bits are
+    /// those of each alone.
+    pub fn coordinates_of_all(&self, queries: &[f64], y: &mut Vec<f64>) {
+        let known = self.basis.len() / self.dim;
+        y.resize(known * (queries.len() / self.dim), 0.0);
+        products(self.dim, &self.basis, queries, y);
     }
 
     /// phi of coordinates.

@@ -12,8 +12,9 @@
 //! The table is bounded. A query that is not in it takes the place of the least valuable one of its bucket, once that has
 //! lost its credit: every query that finds no place costs it one, every visit earns it one (Misra and Gries 1982).
 
+use super::constants::Constants;
 use crate::query_key::QueryKey;
-use crate::wire::records::learner::critic::HeadQueryRecord;
+use crate::wire::records::learner::critic::{ConstantsRecord, HeadQueryRecord};
 
 /// The table.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +23,8 @@ pub struct HeadQueries {
     linear: usize,
     /// Buckets of [`WAYS`] places each.
     places: Vec<Option<HeadQuery>>,
+    /// What queries that are not in the table any more, or found no place, say of the models.
+    evicted: Constants,
 }
 
 /// One query.
@@ -52,7 +55,8 @@ const CREDIT_MAX: u32 = 64;
 impl HeadQueries {
     /// An empty table with room for about `capacity` queries.
     pub fn new(capacity: usize, models: usize, linear: usize) -> Self {
-        Self { models, linear, places: vec![None; capacity.next_multiple_of(WAYS)] }
+        let places = vec![None; capacity.next_multiple_of(WAYS)];
+        Self { models, linear, places, evicted: Constants::new(models) }
     }
 
     /// The query of a key.
@@ -63,7 +67,10 @@ impl HeadQueries {
     /// Adds an example, and returns by how much the regression's weight and moment of it change. `coordinates` are
     /// kept of the first visit alone: what is left out of a prediction must be what was added to it.
     pub fn add(&mut self, key: QueryKey, coordinates: &[f64], model: usize, target: f64) -> (f64, f64) {
-        let Some(place) = self.place(key, coordinates) else { return (weight(1.0), weight(1.0) * target) };
+        let Some(place) = self.place(key, coordinates) else {
+            self.evicted.add_one(model, target);
+            return (weight(1.0), weight(1.0) * target);
+        };
         place.credit = (place.credit + 1).min(CREDIT_MAX);
         let (count, sum) = &mut place.seen[model];
         let before = (weight(f64::from(*count)), moment(*count, *sum));
@@ -72,8 +79,14 @@ impl HeadQueries {
         (weight(f64::from(*count)) - before.0, moment(*count, *sum) - before.1)
     }
 
+    /// Counts a model's mean as that of so many evicted queries.
+    pub fn add_mean(&mut self, model: usize, weight: f64, mean: f64) {
+        self.evicted.add_mean(model, weight, mean);
+    }
+
     /// Forgets all but a share of every example.
     pub fn scale(&mut self, keep: f64) {
+        self.evicted.scale(keep);
         for query in self.places.iter_mut().flatten() {
             query.seen.iter_mut().for_each(|(count, sum)| (*count, *sum) = (*count * keep as f32, *sum * keep as f32));
         }
@@ -94,6 +107,7 @@ impl HeadQueries {
     /// Moves to another set of models.
     pub fn remap(&mut self, places: &[Option<usize>]) {
         self.models = places.len();
+        self.evicted.remap(places);
         for query in self.places.iter_mut().flatten() {
             query.seen = places.iter().map(|place| place.map_or((0.0, 0.0), |m| query.seen[m])).collect();
         }
@@ -106,13 +120,16 @@ impl HeadQueries {
 
     /// Adds what another table knows of its queries, whose coordinates must be in the same directions.
     pub fn merge(&mut self, other: &Self) {
+        self.evicted.merge(&other.evicted);
         for query in other.iter() {
             let coordinates: Vec<f64> = query.coordinates.iter().map(|y| f64::from(*y)).collect();
-            if let Some(place) = self.place(query.key, &coordinates) {
-                place.credit = place.credit.saturating_add(query.credit).min(CREDIT_MAX);
-                for ((count, sum), (more, more_sum)) in place.seen.iter_mut().zip(&query.seen) {
-                    (*count, *sum) = (*count + more, *sum + more_sum);
-                }
+            let Some(place) = self.place(query.key, &coordinates) else {
+                self.evicted.add(&query.seen, |_| 0.0);
+                continue;
+            };
+            place.credit = place.credit.saturating_add(query.credit).min(CREDIT_MAX);
+            for ((count, sum), (more, more_sum)) in place.seen.iter_mut().zip(&query.seen) {
+                (*count, *sum) = (*count + more, *sum + more_sum);
             }
         }
     }
@@ -127,8 +144,19 @@ impl HeadQueries {
         self.places.iter().enumerate().filter_map(record).collect()
     }
 
-    /// Restores records into an empty table; none if they are impossible. Queries beyond a smaller capacity are dropped.
-    pub fn restore(mut self, records: Vec<HeadQueryRecord>, saved_capacity: u64) -> Option<Self> {
+    /// What is left of evicted queries.
+    pub fn evicted(&self) -> &Constants {
+        &self.evicted
+    }
+
+    /// Restores records into an empty table; none if they are impossible. Queries beyond a smaller capacity are evicted.
+    pub fn restore(
+        mut self,
+        records: Vec<HeadQueryRecord>,
+        saved_capacity: u64,
+        evicted: ConstantsRecord,
+    ) -> Option<Self> {
+        self.evicted = Constants::from_record(evicted, self.models)?;
         let same = saved_capacity == self.places.len() as u64;
         for record in records {
             let HeadQueryRecord { place, key, coordinates, examples, sums, credit } = record;
@@ -151,6 +179,8 @@ impl HeadQueries {
                 && let Some(free) = self.places[range].iter_mut().find(|place| place.is_none())
             {
                 *free = Some(query);
+            } else {
+                self.evicted.add(&query.seen, |_| 0.0);
             }
         }
         Some(self)
@@ -187,6 +217,9 @@ impl HeadQueries {
             }
         };
         if known.is_none() {
+            if let Some(old) = &bucket[at] {
+                self.evicted.add(&old.seen, |_| 0.0);
+            }
             // A replaced query leaves its memory to the next.
             let query = bucket[at].get_or_insert_with(|| HeadQuery {
                 key,
@@ -321,11 +354,14 @@ mod tests {
         }
         assert!(frequent.iter().all(|&key| table.get(key).is_some_and(|query| query.visits() > 900.0)));
         assert_eq!(table.iter().count(), 16);
-        let again = HeadQueries::new(16, 2, 1).restore(table.record(), 16).unwrap();
+        let restored = |capacity: usize, models: usize| {
+            HeadQueries::new(capacity, models, 1).restore(table.record(), 16, table.evicted.record())
+        };
+        let again = restored(16, 2).unwrap();
         assert_eq!(again, table);
-        let smaller = HeadQueries::new(8, 2, 1).restore(table.record(), 16).unwrap();
+        let smaller = restored(8, 2).unwrap();
         assert_eq!(smaller.iter().count(), 8);
-        assert!(HeadQueries::new(16, 3, 1).restore(table.record(), 16).is_none());
+        assert!(restored(16, 3).is_none());
         assert_eq!(HeadQueries::new(0, 2, 1).add(QueryKey(3), &[0.0], 0, 0.5).0, weight(1.0));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! rhat_m(q) = 1/2 + w_0.phi + s_m(q)                      w_0.phi: how easy the query is, the same for all models
-//! s_m(q)    = c_m + a (w_m.phi - c_m) + a' q'W_m q        c_m = w_m.mean(phi);  w: ridge;  W: remainder
+//! s_m(q)    = c_m + a (w_m.phi - c_m) + a' q'W_m q        c: what m earns on the whole;  w: ridge;  W: remainder
 //! logit_m   = S s_m(q) + (1 - a) (f_m - S c_m)            S = steepness sqrt(t), t: examples since rewards last changed
 //! logit_m   = S s_m(q) + min(S, 8 sqrt(n)) e_m            where q was seen n times before                       (head)
 //! ```
@@ -10,16 +10,20 @@
 //! - [`ridge`] regresses rewards on the [`features`] of a query, hierarchically: a part that all models share, and one of
 //!   each model. It learns at once how much, but only in the leading directions.
 //! - [`remainder`] learns where the rest lies, in all directions, by the paper's mirror step on the residuals.
+//! - [`constants`] compares the models on the whole, query by query.
 //! - [`head`] remembers frequent queries one by one. One score cannot both memorise them and carry over to others.
 //!
 //! a and a' say how far predictions carry over to queries that were not learned from. a' comes from first visits: slope of
 //! the residual on what the remainder predicted of it. a also uses repeated queries, each left out of its own prediction:
 //! evidence is counted by distinct query, not by example. Where predictions do not carry over, an unfamiliar query is
-//! played by f_m, the logarithm of erfc(z_m / sqrt 2): z_m deviations are between the mean of the best model and that of m.
+//! played by f_m, the odds that m is better on the whole than the best: log(p / (1 - p)), p = erfc(z_m / sqrt 2) / 2, where z_m
+//! deviations are between the means of the two.
 //!
 //! When errors have grown for good ([`drift`](super::drift)), the sums are mostly forgotten and t restarts.
 
+pub mod constants;
 pub mod features;
+pub mod form;
 pub mod head;
 pub mod remainder;
 pub mod ridge;
@@ -29,12 +33,12 @@ use std::cell::RefCell;
 use serde::{Deserialize, Serialize};
 
 use self::features::Features;
+use self::form::Form;
 use self::head::{HeadQueries, HeadQuery};
 use self::remainder::{Pace, Remainder, Residual};
 use self::ridge::{Ridge, Uncertainty};
 use super::directions::Directions;
 use super::drift::Drift;
-use super::linalg::axpy;
 use super::overlap::Overlap;
 use super::projection::Ball;
 use super::schedule::shrink;
@@ -43,6 +47,7 @@ use crate::config::Mode;
 use crate::event::{Example, Query};
 use crate::query_key::{QueryKey, QueryKeys};
 use crate::router::HeadTable;
+use crate::wire::records::learner::AlgorithmRecord;
 use crate::wire::records::learner::critic::{CriticRecord, ErrorsRecord};
 use crate::wire::records::learner::regression::TrustRecord;
 
@@ -83,9 +88,6 @@ pub struct Critic {
     directions: Directions,
     overlap: Overlap,
     ridge: Ridge,
-    /// Sum of phi over distinct queries, and their number.
-    feature_sum: Vec<f64>,
-    feature_count: f64,
     head: HeadQueries,
     remainders: Vec<Remainder>,
     evidence: Evidence,
@@ -103,6 +105,7 @@ pub struct Critic {
     solved_at: u64,
     next_solution: u64,
     scratch: Scratch,
+    expected: Expected,
     /// Scratch memory of the remainders, and of head queries.
     coordinates: Vec<f64>,
     head_scratch: RefCell<(Vec<f64>, Vec<f64>)>,
@@ -116,6 +119,17 @@ struct Scratch {
     key: Option<QueryKey>,
     y: Vec<f64>,
     phi: Vec<f64>,
+}
+
+/// Queries that are announced, and their coordinates.
+#[derive(Debug, Clone, Default)]
+struct Expected {
+    /// One after the other.
+    queries: Vec<f64>,
+    /// In the directions that are known, one query after the other.
+    coordinates: Vec<f64>,
+    /// Index of the next query.
+    next: usize,
 }
 
 /// Sums for the slope of what came on what was predicted.
@@ -132,8 +146,12 @@ struct Errors {
     weight: f64,
 }
 
-/// What is left of the evidence of first visits, and of squared errors, after one example.
+/// What is left of squared errors, and of the evidence for the remainder, after one example.
 const KEEP: f64 = 1.0 - 1.0 / 5000.0;
+
+/// What is left of the evidence for the regression after one first visit. Signals are weak beside the noise of rewards: it
+/// takes many.
+const KEEP_EVIDENCE: f64 = 1.0 - 1.0 / 20_000.0;
 
 /// Deviations that the evidence must show: of the regression, whose sums are mostly of few distinct queries, and of the
 /// remainder, which a wrong direction costs more than a missing one.
@@ -141,7 +159,7 @@ const REGRESSION_DEVIATIONS: f64 = 1.0;
 const REMAINDER_DEVIATIONS: f64 = 3.3;
 
 /// From this slope on, predictions are taken as they are.
-const SLOPE_FULL: f64 = 0.5;
+const SLOPE_FULL: f64 = 1.0 / 3.0;
 
 /// Repeated queries that are left out of their own prediction at one solution, at most.
 const HELD_OUT: usize = 256;
@@ -177,8 +195,6 @@ impl Critic {
             directions: Directions::default(),
             overlap: Overlap::default(),
             ridge: Ridge::new(n, models),
-            feature_sum: vec![0.0; n],
-            feature_count: 0.0,
             head: HeadQueries::new(spec.head_queries, models, features.linear()),
             remainders: vec![Remainder::new(spec.mode, dim); models],
             evidence: Evidence::default(),
@@ -194,6 +210,7 @@ impl Critic {
             solved_at: 0,
             next_solution: SOLUTION_MIN,
             scratch: Scratch::default(),
+            expected: Expected::default(),
             coordinates: Vec::new(),
             head_scratch: RefCell::default(),
             features,
@@ -230,8 +247,24 @@ impl Critic {
         last.clear();
         last.extend_from_slice(query.as_slice());
         *key = Some(self.keys.key(query));
-        self.features.coordinates(query.as_slice(), y);
+        match self.expected.next(query.as_slice()) {
+            Some(known) => {
+                y.clear();
+                y.extend_from_slice(known);
+                y.resize(self.features.linear(), 0.0);
+            }
+            None => self.features.coordinates(query.as_slice(), y),
+        }
         self.features.of_coordinates(y, phi);
+    }
+
+    /// Announces the next examples, in order. Affects only the speed.
+    pub fn expect(&mut self, examples: &[Example]) {
+        let Expected { queries, coordinates, next } = &mut self.expected;
+        queries.clear();
+        examples.iter().for_each(|example| queries.extend_from_slice(example.query().as_slice()));
+        self.features.coordinates_of_all(queries, coordinates);
+        *next = 0;
     }
 
     /// Announces the query that is learned from next, so that its features are computed once.
@@ -293,9 +326,7 @@ impl Critic {
     /// coordinates that are stored: the table that routers get is computed from the same.
     fn effects(&self, head: &HeadQuery, predicted: &mut [f64], effects: &mut [f64]) -> f64 {
         let (y, phi) = &mut *self.head_scratch.borrow_mut();
-        y.clear();
-        y.extend(head.coordinates.iter().map(|y| f64::from(*y)));
-        self.features.of_coordinates(y, phi);
+        self.features_of(head, y, phi);
         self.regression_scores(phi, predicted);
         let shared = self.ridge.shared(phi);
         predicted.iter_mut().for_each(|predicted| *predicted += shared);
@@ -355,10 +386,8 @@ impl Critic {
         let repeated = self.head.get(*key).and_then(|head| head.mean(model)).map_or(0.0, |(weight, _)| weight);
         let is_new = self.head.get(*key).is_none();
         if is_new {
-            axpy(1.0, phi, &mut self.feature_sum);
-            self.feature_count += 1.0;
             let constant = self.constants[model];
-            self.evidence.fade(KEEP);
+            self.evidence.fade(KEEP_EVIDENCE);
             self.evidence.add(1.0, own - constant, reward - 0.5 - shared - constant);
             self.remainder_evidence.fade(KEEP);
             self.remainder_evidence.add(1.0, remainder, reward - (0.5 + shared + own).clamp(0.0, 1.0));
@@ -382,9 +411,8 @@ impl Critic {
         let (rotation, turn) = self.features.turn(self.directions.leading(self.dim, self.features.linear()));
         self.ridge.turn(&turn);
         self.head.turn(&rotation);
-        let sum = &turn * faer::MatRef::from_column_major_slice(&self.feature_sum, self.feature_sum.len(), 1);
-        self.feature_sum.iter_mut().enumerate().for_each(|(i, x)| *x = sum[(i, 0)]);
         self.scratch.query.clear();
+        self.expected.queries.clear();
     }
 
     /// Rewards have changed.
@@ -411,16 +439,39 @@ impl Critic {
         let Some(uncertainty) = self.ridge.solve(&self.features, self.spec.ridge) else { return };
         self.find_constants();
         self.find_trust(&uncertainty);
-        self.find_fallback(&uncertainty);
     }
 
-    fn mean_features(&self) -> Vec<f64> {
-        self.feature_sum.iter().map(|x| x / self.feature_count.max(1.0)).collect()
-    }
-
+    /// c and f: what the table's queries say beyond the regression, and what that predicts of them on average.
     fn find_constants(&mut self) {
-        let mean = self.mean_features();
-        (0..self.models).for_each(|m| self.constants[m] = self.ridge.own(m, &mean));
+        let mut constants = self.head.evicted().clone();
+        let (mut own, mut predicted) = (vec![0.0; self.models], vec![0.0; self.models]);
+        let (mut y, mut phi) = (Vec::new(), Vec::new());
+        for head in self.head.iter() {
+            self.features_of(head, &mut y, &mut phi);
+            let shared = self.ridge.shared(&phi);
+            for (m, (own, predicted)) in own.iter_mut().zip(&mut predicted).enumerate() {
+                let score = self.ridge.own(m, &phi);
+                *own += score;
+                *predicted = shared + score;
+            }
+            constants.add(&head.seen, |m| predicted[m]);
+        }
+        let Some(mut estimate) = constants.estimate() else { return };
+        let queries = self.head.iter().count().max(1) as f64;
+        let level = own.iter().sum::<f64>() / self.models as f64;
+        estimate.means.iter_mut().zip(&own).for_each(|(mean, own)| *mean += (own - level) / queries);
+        for (weight, z) in self.fallback.iter_mut().zip(estimate.behind(self.errors.deviation())) {
+            let worse = 0.5 * libm::erfc(z * std::f64::consts::FRAC_1_SQRT_2);
+            *weight = libm::log(worse / (1.0 - worse)).max(FALLBACK_MIN);
+        }
+        self.constants = estimate.means;
+    }
+
+    /// The features of a head query, from the coordinates that are stored.
+    fn features_of(&self, head: &HeadQuery, y: &mut Vec<f64>, phi: &mut Vec<f64>) {
+        y.clear();
+        y.extend(head.coordinates.iter().map(|y| f64::from(*y)));
+        self.features.of_coordinates(y, phi);
     }
 
     /// a: the slope of what repeated queries earned, on what the others predict of them; and that of first visits.
@@ -434,9 +485,7 @@ impl Critic {
             self.head.iter().skip(self.version as usize / 32 % stride).step_by(stride).collect();
         let (mut phis, mut y, mut phi) = (Vec::with_capacity(n * sample.len()), Vec::new(), Vec::new());
         for head in &sample {
-            y.clear();
-            y.extend(head.coordinates.iter().map(|y| f64::from(*y)));
-            self.features.of_coordinates(&y, &mut phi);
+            self.features_of(head, &mut y, &mut phi);
             phis.extend_from_slice(&phi);
         }
         let variances: Vec<Vec<f64>> = (0..self.models).map(|m| uncertainty.variances(m, &phis, n)).collect();
@@ -465,19 +514,6 @@ impl Critic {
             square: self.held_out.square + self.evidence.square,
         };
         self.trust = all.share(REGRESSION_DEVIATIONS * self.errors.deviation());
-    }
-
-    fn find_fallback(&mut self, uncertainty: &Uncertainty) {
-        let mean = self.mean_features();
-        let variances: Vec<f64> = (0..self.models).map(|m| uncertainty.variance(m, &mean)).collect();
-        let constants = &self.constants;
-        let best = (0..self.models).fold(0, |best, m| if constants[m] > constants[best] { m } else { best });
-        for m in 0..self.models {
-            let deviation = self.errors.deviation() * (variances[m] + variances[best]).max(f64::MIN_POSITIVE).sqrt();
-            let z = (constants[best] - constants[m]) / deviation;
-            let weight = libm::erfc(z * std::f64::consts::FRAC_1_SQRT_2);
-            self.fallback[m] = libm::log(weight).max(FALLBACK_MIN);
-        }
     }
 
     /// a'
@@ -523,6 +559,11 @@ impl Critic {
         }
     }
 
+    /// Hypentropy scale of the remainders.
+    pub fn beta(&self) -> f64 {
+        self.spec.ball.beta
+    }
+
     /// V, one direction after the other.
     pub fn basis(&self) -> &[f64] {
         self.features.basis()
@@ -536,8 +577,20 @@ impl Critic {
         self.remainders[model].set(eigen, self.dim)
     }
 
+    /// Counts what a model earns more than the others as known from `weight` queries.
+    pub fn add_constant(&mut self, model: usize, weight: f64, constant: f64) {
+        self.head.add_mean(model, weight, constant);
+    }
+
+    /// Adds the sums of another learner with a critic; false if they do not fit.
+    pub fn add(&mut self, other: &AlgorithmRecord) -> bool {
+        let AlgorithmRecord::Critic(record) = other else { return false };
+        let restored = Self::restore(self.spec.clone(), self.dim, self.models, self.half_life, record.critic.clone());
+        restored.is_some_and(|other| self.merge(&other))
+    }
+
     /// Adds the sums of another critic, whose features are turned to the directions of this one.
-    pub fn merge(&mut self, other: &Self) -> bool {
+    fn merge(&mut self, other: &Self) -> bool {
         let is_alike = |one: &Self| (one.features.count(), one.features.linear(), one.models);
         if is_alike(other) != is_alike(self) {
             return false;
@@ -546,9 +599,6 @@ impl Critic {
         let (rotation, turn) = other.features.turn(self.features.basis());
         other.ridge.turn(&turn);
         other.head.turn(&rotation);
-        let sum = &turn * faer::MatRef::from_column_major_slice(&other.feature_sum, other.feature_sum.len(), 1);
-        self.feature_sum.iter_mut().enumerate().for_each(|(i, x)| *x += sum[(i, 0)]);
-        self.feature_count += other.feature_count;
         self.ridge.merge(&other.ridge);
         self.head.merge(&other.head);
         for (own, other) in
@@ -590,12 +640,11 @@ impl Critic {
             overlap: self.overlap.record(),
             models,
             shared,
-            feature_sum: self.feature_sum.clone(),
-            feature_count: self.feature_count,
             ball: self.spec.ball.record(),
             remainders: self.remainders.iter().map(Remainder::record).collect(),
             head_capacity: self.head.capacity() as u64,
             head: self.head.record(),
+            evicted: self.head.evicted().record(),
             evidence: self.evidence.record(),
             held_out: self.held_out.record(),
             remainder_evidence: self.remainder_evidence.record(),
@@ -629,8 +678,6 @@ impl Critic {
         let is_sound = record.basis.iter().all(|x| x.abs() <= UNIT_MAX)
             && record.models.len() == models
             && record.remainders.len() == models
-            && is_bounded(&record.feature_sum, n)
-            && (0.0..=1e18).contains(&record.feature_count)
             && (0.0..=1.0).contains(&record.trust)
             && is_bounded(&record.constants, models)
             && record.fallback.len() == models
@@ -646,9 +693,7 @@ impl Critic {
             directions: Directions::from_record(record.directions, dim, record.linear_rank as usize)?,
             overlap: Overlap::from_record(record.overlap, dim)?,
             ridge: Ridge::from_record(record.models, record.shared, n)?,
-            feature_sum: record.feature_sum,
-            feature_count: record.feature_count,
-            head: fresh.head.restore(record.head, record.head_capacity)?,
+            head: fresh.head.restore(record.head, record.head_capacity, record.evicted)?,
             remainders: record.remainders.into_iter().map(remainder).collect::<Option<_>>()?,
             evidence: Evidence::from_record(&record.evidence)?,
             held_out: Evidence::from_record(&record.held_out)?,
@@ -667,18 +712,6 @@ impl Critic {
     }
 }
 
-/// s_m in parts, as [`Critic::form`] has them.
-pub struct Form {
-    /// The constant part.
-    pub constant: f64,
-    /// The linear part, in coordinates.
-    pub linear: Vec<f64>,
-    /// The quadratic part, in coordinates (n x n, column by column).
-    pub quadratic: Vec<f64>,
-    /// The remainder.
-    pub remainder: Eigen,
-}
-
 /// Squared predictions that a given start of the remainder is worth as evidence.
 const PRIOR: f64 = 100.0;
 
@@ -688,6 +721,21 @@ const LEVERAGE_MAX: f64 = 0.999;
 /// Steepness of what is known of one query alone.
 fn head_steepness(head: &HeadQuery, steepness: f64) -> f64 {
     (HEAD_STEEPNESS * head.visits().sqrt()).min(steepness)
+}
+
+impl Expected {
+    /// Coordinates of the next query, if it is this one.
+    fn next(&mut self, query: &[f64]) -> Option<&[f64]> {
+        let (dim, at) = (query.len(), self.next);
+        let is_expected = self.queries.get(at * dim..(at + 1) * dim).is_some_and(|expected| expected == query);
+        if !is_expected {
+            self.queries.clear();
+            return None;
+        }
+        self.next += 1;
+        let known = self.coordinates.len() / (self.queries.len() / dim);
+        self.coordinates.get(at * known..(at + 1) * known)
+    }
 }
 
 impl Evidence {

@@ -30,8 +30,12 @@ pub struct Ridge {
 /// One model's sums, and its weights as of the last solution.
 #[derive(Debug, Clone)]
 struct ModelSums {
-    /// A
+    /// A, without the pending examples.
     information: Symmetric,
+    /// phi of examples that A lacks, one after the other, and their weights. Several at once read A less often; the bits are
+    /// those of one after the other.
+    pending: Vec<f64>,
+    pending_weights: Vec<f64>,
     /// b
     moments: Vec<f64>,
     /// w_m
@@ -40,6 +44,9 @@ struct ModelSums {
 
 /// K_m of each model, as of one solution.
 pub struct Uncertainty(Vec<Mat<f64>>);
+
+/// Examples that are added to A at once.
+const PENDING: usize = 8;
 
 /// Prior precisions over that of the quadratic part.
 const LINEAR: f64 = 20.0;
@@ -62,7 +69,11 @@ impl Ridge {
     pub fn add(&mut self, model: usize, weight: f64, moment: f64, phi: &[f64]) {
         let sums = &mut self.models[model];
         if weight != 0.0 {
-            sums.information.add(weight, phi);
+            sums.pending.extend_from_slice(phi);
+            sums.pending_weights.push(weight);
+            if sums.pending_weights.len() == PENDING {
+                sums.flush();
+            }
         }
         axpy(moment, phi, &mut sums.moments);
     }
@@ -85,6 +96,7 @@ impl Ridge {
     /// Multiplies all sums: forgets.
     pub fn scale(&mut self, keep: f64) {
         for sums in &mut self.models {
+            sums.flush();
             sums.information.scale(keep);
             sums.moments.iter_mut().for_each(|x| *x *= keep);
         }
@@ -93,7 +105,8 @@ impl Ridge {
     /// Adds the sums of another in the same directions.
     pub fn merge(&mut self, other: &Self) {
         for (sums, other) in self.models.iter_mut().zip(&other.models) {
-            sums.information.merge(&other.information);
+            sums.flush();
+            sums.information.merge(&other.information());
             axpy(1.0, &other.moments, &mut sums.moments);
         }
     }
@@ -108,6 +121,7 @@ impl Ridge {
         for sums in &mut self.models {
             apply(&mut sums.moments);
             apply(&mut sums.weights);
+            sums.flush();
             let turned = turn * dense(&sums.information) * turn.transpose();
             sums.information = Symmetric::from_lower(turned.nrows(), |i, j| turned[(i, j)]);
         }
@@ -124,7 +138,8 @@ impl Ridge {
         };
         let mut inverses = Vec::with_capacity(self.models.len());
         let (mut sum, mut right) = (Mat::<f64>::zeros(n, n), Mat::<f64>::zeros(n, 1));
-        for sums in &self.models {
+        for sums in &mut self.models {
+            sums.flush();
             let mut precision = dense(&sums.information);
             (0..n).for_each(|i| precision[(i, i)] += prior(i));
             let inverse = precision.llt(Side::Lower).ok()?.inverse();
@@ -159,7 +174,7 @@ impl Ridge {
     /// Records of the models, and w_0.
     pub fn record(&self) -> (Vec<RidgeModelRecord>, Vec<f64>) {
         let record = |sums: &ModelSums| RidgeModelRecord {
-            information: sums.information.record(),
+            information: sums.information().record(),
             moments: sums.moments.clone(),
             weights: sums.weights.clone(),
         };
@@ -170,10 +185,10 @@ impl Ridge {
     pub fn from_record(models: Vec<RidgeModelRecord>, shared: Vec<f64>, features: usize) -> Option<Self> {
         let is_bounded = |x: &[f64]| x.len() == features && x.iter().all(|x| x.abs() <= SUM_MAX);
         let sums = |record: RidgeModelRecord| {
-            let information = Symmetric::from_record(record.information, features, SUM_MAX)?;
-            let RidgeModelRecord { moments, weights, .. } =
-                RidgeModelRecord { information: information.record(), ..record };
-            (is_bounded(&moments) && is_bounded(&weights)).then_some(ModelSums { information, moments, weights })
+            let RidgeModelRecord { information, moments, weights } = record;
+            let information = Symmetric::from_record(information, features, SUM_MAX)?;
+            let is_sound = is_bounded(&moments) && is_bounded(&weights);
+            is_sound.then(|| ModelSums { information, moments, weights, ..ModelSums::new(0) })
         };
         let models = models.into_iter().map(sums).collect::<Option<_>>()?;
         is_bounded(&shared).then_some(Self { models, shared })
@@ -184,20 +199,31 @@ impl ModelSums {
     fn new(features: usize) -> Self {
         Self {
             information: Symmetric::identity(features, 0.0),
+            pending: Vec::new(),
+            pending_weights: Vec::new(),
             moments: vec![0.0; features],
             weights: vec![0.0; features],
         }
     }
+
+    /// Adds the pending examples to A.
+    fn flush(&mut self) {
+        self.information.add_all(&self.pending_weights, &self.pending);
+        self.pending.clear();
+        self.pending_weights.clear();
+    }
+
+    /// A, with the pending examples.
+    fn information(&self) -> Symmetric {
+        let mut information = self.information.clone();
+        information.add_all(&self.pending_weights, &self.pending);
+        information
+    }
 }
 
 impl Uncertainty {
-    /// phi'K_m phi: variance of a model's own part of the prediction, in units of the noise.
-    pub fn variance(&self, model: usize, phi: &[f64]) -> f64 {
-        let product = &self.0[model] * MatRef::from_column_major_slice(phi, phi.len(), 1);
-        (0..phi.len()).map(|i| phi[i] * product[(i, 0)]).sum()
-    }
-
-    /// The same of several feature vectors, one after the other.
+    /// phi'K_m phi of several feature vectors, one after the other: variance of a model's own part of each prediction, in units
+    /// of the noise.
     pub fn variances(&self, model: usize, phis: &[f64], features: usize) -> Vec<f64> {
         let columns = MatRef::from_column_major_slice(phis, features, phis.len() / features);
         let products = &self.0[model] * columns;
@@ -275,7 +301,11 @@ mod tests {
             assert!((0..models).all(|m| (all.weights(m)[i] - joint[((m + 1) * n + i, 0)]).abs() < 1e-9));
         }
         let phis: Vec<f64> = normals(2 * n, &mut generator);
-        let each: Vec<f64> = phis.chunks_exact(n).map(|phi| uncertainty.variance(1, phi)).collect();
+        let variance = |phi: &[f64]| {
+            let product = &uncertainty.0[1] * MatRef::from_column_major_slice(phi, n, 1);
+            (0..n).map(|i| phi[i] * product[(i, 0)]).sum()
+        };
+        let each: Vec<f64> = phis.chunks_exact(n).map(variance).collect();
         assert!(uncertainty.variances(1, &phis, n).iter().zip(&each).all(|(a, b)| (a - b).abs() < 1e-12 && *a > 0.0));
     }
 

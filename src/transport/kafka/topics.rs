@@ -11,7 +11,6 @@ use super::outlet::LetterLimits;
 use super::state::VALUE_BYTES_MAX;
 use crate::config::{Lanes, Method, Settings, Spec};
 use crate::event::Name;
-use crate::hpg::regression::RANKS_REPEATED;
 use crate::policy::log_quadratic::RECENT_MAX;
 
 /// What a topic is for.
@@ -124,9 +123,7 @@ fn rank(spec: &Spec) -> usize {
         Method::Hpg(hpg) | Method::HpgParameterFree(hpg) => hpg.ball.rank,
         // A linear part is as large as an eigenvector.
         Method::ActorCritic(actor) => 1 + actor.ball.rank,
-        Method::HypentropyRegression(regression) => {
-            spec.dim.min(RANKS_REPEATED * regression.ball.rank + regression.feature_rank)
-        }
+        Method::HypentropyRegression(critic) => 1 + spec.dim.min(critic.ball.rank + critic.feature_rank),
         Method::Uniform | Method::Fixed(_) | Method::Exp3(_) => 0,
         Method::LogLinear(_) => 1,
         Method::LinearBandit(bandit) => bandit.feature_rank,
@@ -348,27 +345,28 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    /// Where queries repeat, regression keeps three times its rank beside the second-order directions.
+    /// The remainder's directions, those of the quadratic part, and a linear part.
     #[test]
-    fn the_largest_parameters_of_regression_are_those_of_repeated_queries() {
+    fn the_largest_parameters_of_regression_have_all_its_parts() {
         let text = "[learner]\ndim = 768\nalgorithm = \"hypentropy-regression\"\nrank = 16\nfeature_rank = 24\n";
         let settings = toml::from_str::<Config>(text).unwrap().check().unwrap();
-        let (eigenvectors, models) = (3 * 16 + 24, 2);
-        assert!(largest_params(&settings).1 >= models * eigenvectors * 4 * (768 + 1));
+        let (vectors, models) = (16 + 24 + 1, 2);
+        assert!(largest_params(&settings).1 >= models * vectors * 4 * (768 + 1));
     }
 
     /// The frame and a head table are no larger than the space reserved for them.
     #[test]
     fn encoded_parameters_are_no_larger_than_reserved() {
         use crate::router::{HeadTable, Params, Policy, ScoreForm};
-        let text = "[learner]\ndim = 32\nalgorithm = \"hpg\"\nrank = 4\n";
+        let text = "[learner]\ndim = 32\nalgorithm = \"hpg\"\nrank = 4\nhead_queries = 3000\n";
         let settings = toml::from_str::<Config>(text).unwrap().check().unwrap();
         let (spec, queries) = (&settings.learner, 3000);
         let mut policy = Policy::unlearned(spec.models.len(), None);
         policy.scores.fill(ScoreForm {
             eigenvalues: vec![1.0; 4],
             eigenvectors: vec![0.1; 4 * 32],
-            ..ScoreForm::default()
+            linear: vec![0.1; 32],
+            bias: 0.5,
         });
         let corrections = vec![0.5; queries * spec.models.len()];
         policy.head = HeadTable::new(spec.models.len(), (0..queries as u64).collect(), corrections).unwrap();
@@ -377,7 +375,7 @@ mod tests {
         let params =
             Params { space, epoch: 1, version: 1, revision: 1, models, dim: 32, created_ms: 1, algorithm, policy };
         let bytes = crate::wire::params::encode(&params).len();
-        let reserved = params_bytes(spec) + head_bytes(queries, spec.models.len());
+        let reserved = params_bytes(spec);
         assert!((reserved - AROUND - 1024..=reserved).contains(&bytes), "{bytes} of {reserved}");
     }
 }

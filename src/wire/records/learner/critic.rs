@@ -1,4 +1,4 @@
-//! `hpg` with `estimator = "critic"`: the critic, which predicts the reward of every model, and the policy.
+//! Learners with a critic, which predicts the reward of every model.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,13 +6,13 @@ use super::hpg::{BallRecord, HpgRecord, ParametersRecord};
 use super::regression::{DirectionsRecord, DriftRecord, OverlapRecord, TrustRecord};
 use super::rivals::SymmetricRecord;
 
-/// The state of `hpg` with a critic.
+/// The state of a learner with a critic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CriticLearnerRecord {
     /// The critic.
     pub critic: CriticRecord,
-    /// The policy, on queries with one more component.
-    pub actor: HpgRecord,
+    /// The policy of `hpg`, on queries with one more component; none for `hypentropy-regression`.
+    pub actor: Option<HpgRecord>,
 }
 
 /// A critic. Its features are f = 1 + n + k (k + 1) / 2 numbers: 1, the coordinates y = V'q, and for each j <= k the square
@@ -33,10 +33,6 @@ pub struct CriticRecord {
     pub models: Vec<RidgeModelRecord>,
     /// Weights that all models share: f numbers.
     pub shared: Vec<f64>,
-    /// Sum of the features of distinct queries: f numbers.
-    pub feature_sum: Vec<f64>,
-    /// Number of them.
-    pub feature_count: f64,
     /// The ball of the remainders.
     pub ball: BallRecord,
     /// Per model what it learned from the residuals of the regression.
@@ -45,6 +41,8 @@ pub struct CriticRecord {
     pub head_capacity: u64,
     /// Queries of the table, in the order of their places.
     pub head: Vec<HeadQueryRecord>,
+    /// What queries that are not in the table say of the models on the whole.
+    pub evicted: ConstantsRecord,
     /// Evidence on first visits: y is the reward and s the regression's prediction, both above a constant one.
     pub evidence: TrustRecord,
     /// The same for repeated queries, each left out of its own prediction.
@@ -53,7 +51,7 @@ pub struct CriticRecord {
     pub remainder_evidence: TrustRecord,
     /// Share of the regression's query-dependent part that is played, 0 to 1.
     pub trust: f64,
-    /// Per model its prediction for the mean query, at the last solution.
+    /// Per model what it earns more than the mean of all, at the last solution.
     pub constants: Vec<f64>,
     /// Per model the logarithm of its weight where the prediction is not trusted, 0 or below.
     pub fallback: Vec<f64>,
@@ -108,6 +106,16 @@ pub struct HeadQueryRecord {
     pub sums: Vec<f32>,
     /// How many other queries it outlasts in its bucket.
     pub credit: u32,
+}
+
+/// Sums over queries of the least squares of the models' mean rewards. With a_m = n / (1 + 0.2 n) for the n examples of
+/// model m on a query, P is diag(a) - a a' / (1 / 0.3 + sum of a).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ConstantsRecord {
+    /// Sum of P, one row and column per model.
+    pub information: SymmetricRecord,
+    /// Sum of P x, where x is per model the mean of reward - 0.5.
+    pub moments: Vec<f64>,
 }
 
 /// A fading mean of squared errors.

@@ -123,9 +123,9 @@ pub enum AlgorithmRecord {
     LogLinear(LogLinearRecord),
     /// `exp3`.
     Exp3(Exp3Record),
-    /// `hypentropy-regression`.
+    /// `hypentropy-regression` up to version 3. Since then it is a [`AlgorithmRecord::Critic`].
     Regression(RegressionRecord),
-    /// `hpg` with `estimator = "critic"`.
+    /// `hpg` with `estimator = "critic"`, and `hypentropy-regression`.
     Critic(Box<CriticLearnerRecord>),
 }
 
