@@ -661,7 +661,7 @@ impl Default for LearnerConfig {
             inverse_gap: 30.0,
             clip_predictions: true,
             drift: OnDrift::Detect,
-            steepness: 0.3,
+            steepness: 0.4,
             head_queries: 4096,
             spaces: Spaces::Any,
             spaces_max: 1000,

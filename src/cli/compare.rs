@@ -36,8 +36,8 @@ use crate::wire::dataset::Dataset;
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Algorithms to compare: values of learner.algorithm, each optionally followed by its own keys of section learner, e.g.
-    /// lin-ucb:features=linear:alpha=1; `configured` is the configured learner [default: hypentropy-regression, hpg, lin-ucb,
-    /// quadratic-sgd, log-quadratic, lin-ucb:features=linear, log-linear, exp3]
+    /// lin-ucb:features=linear:alpha=1; `configured` is the configured learner [default: hpg, hypentropy-regression,
+    /// hpg:estimator=logged, lin-ucb, quadratic-sgd, log-quadratic, lin-ucb:features=linear, log-linear, exp3]
     #[arg(long, value_delimiter = ',', default_value = DEFAULT_ALGORITHMS, hide_default_value = true)]
     algorithms: Vec<String>,
     /// Number of queries per run
@@ -112,13 +112,13 @@ pub struct Args {
     json: bool,
 }
 
-const DEFAULT_ALGORITHMS: &str = "hypentropy-regression,hpg,lin-ucb,quadratic-sgd,log-quadratic,lin-ucb:features=linear,\
-log-linear,exp3";
+const DEFAULT_ALGORITHMS: &str = "hpg,hypentropy-regression,hpg:estimator=logged,lin-ucb,quadratic-sgd,log-quadratic,\
+lin-ucb:features=linear,log-linear,exp3";
 
 const EXAMPLES: &str = "Examples:
   pointsman compare
   pointsman compare --queries isotropic --runs 10 --csv isotropic.csv
-  pointsman compare --algorithms hpg,hpg:eta=0.3,hpg:preset=theory:intrinsic_rank=2:horizon=40000
+  pointsman compare --algorithms hpg,hpg:estimator=logged,hpg:preset=theory:intrinsic_rank=2:horizon=40000
   pointsman compare --delay 1000 --refresh 1000
   pointsman compare --switch-at 20000
   pointsman compare --data my-data-set --unseen

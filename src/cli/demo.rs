@@ -95,7 +95,7 @@ enum Contestant {
     Theory,
     /// Parameter-free HPG: finds the scale of its parameters itself
     ParameterFree,
-    /// Hypentropy regression: predicts rewards instead of following the policy gradient
+    /// Hypentropy regression: plays the rewards that the critic predicts, without a policy of its own
     HypentropyRegression,
     /// The strongest other algorithm on most streams: LinUCB on quadratic features
     BestRival,

@@ -68,6 +68,9 @@ pub fn rotated(basis: &[f64], rotation: &[f64], d: usize) -> Vec<f64> {
 /// solver returned wrong decompositions of nearly degenerate matrices, which repeated queries produce. Should faer not
 /// converge, Jacobi's rotations always do.
 pub fn symmetric_eigen(n: usize, a: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    if n == 0 {
+        return (Vec::new(), Vec::new());
+    }
     let Ok(eigen) = MatRef::from_column_major_slice(a, n, n).self_adjoint_eigen(Side::Lower) else {
         return jacobi_eigen(n, a);
     };

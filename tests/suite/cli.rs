@@ -112,7 +112,7 @@ fn check_config_prints_a_configuration_that_checks() {
     let json = pointsman(&["check-config", "--json"]);
     let value: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(value["config"]["learner"]["dim"], 768);
-    assert_eq!(value["resolved"]["learner"]["method"]["hpg"]["ball"]["tau"], 1000.0);
+    assert_eq!(value["resolved"]["learner"]["method"]["actor-critic"]["ball"]["tau"], 1000.0);
 }
 
 #[test]

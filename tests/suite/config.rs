@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use pointsman::config::{Config, JoinConfig, LearnerConfig, LearningRate, RouterConfig};
+use pointsman::config::{Config, Estimator, JoinConfig, LearnerConfig, LearningRate, RouterConfig};
 use pointsman::hpg::gradient::Baseline;
 
 fn default_toml() -> String {
@@ -30,6 +30,7 @@ fn default_toml_documents_every_key_and_only_those() {
         horizon: Some(1),
         intrinsic_rank: Some(1),
         half_life: Some(1.0),
+        estimator: Some(Estimator::Critic),
         baseline: Some(Baseline::Mean),
         feature_rank: Some(1),
         alpha: Some(1.0),

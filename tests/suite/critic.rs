@@ -1,6 +1,6 @@
 //! HPG with a critic: what is particular to it. What holds of every learner is tested in `rivals` and `invariants`.
 
-use pointsman::config::{Estimator, LearnerConfig};
+use pointsman::config::{Algorithm, Estimator, LearnerConfig, Mode};
 use pointsman::event::{Example, Query};
 use pointsman::learner::{BadState, Trainer};
 use rand::{RngExt, SeedableRng};
@@ -117,6 +117,32 @@ fn a_policy_learned_without_a_critic_is_continued() {
     assert!(matches!(back, Err(BadState::Mismatch { key: "learner.estimator", .. })), "{:?}", back.err());
 }
 
+/// The rank and the representation of a saved learner may change; neither is part of what was learned.
+#[test]
+fn rank_and_mode_may_change() {
+    for algorithm in [Algorithm::Hpg, Algorithm::HypentropyRegression] {
+        let mut random = ChaCha8Rng::seed_from_u64(6);
+        let saved = config(|c| c.algorithm = algorithm);
+        let mut trainer = trainer(&saved);
+        teach(&mut trainer, 3000, &mut random, &mut draw, &linear);
+        let restored = |change: &dyn Fn(&mut LearnerConfig)| {
+            let mut config = saved.clone();
+            change(&mut config);
+            Trainer::restore(config.check().unwrap(), &trainer.save()).unwrap()
+        };
+        let mut explicit = restored(&|c| c.mode = Mode::Explicit);
+        let query = draw(&mut random);
+        let [found, expected] = [&explicit, &trainer].map(|trainer| trainer.distribution(&query).unwrap().policy);
+        assert!(found.iter().zip(&expected).all(|(p, q)| (p - q).abs() < 1e-6), "{found:?} {expected:?}");
+        let mut lower = restored(&|c| c.rank = Some(3));
+        for trainer in [&mut explicit, &mut lower] {
+            teach(trainer, 1000, &mut random, &mut draw, &linear);
+            let unseen: Vec<Query> = (0..200).map(|_| draw(&mut random)).collect();
+            assert!(lift(trainer, &unseen, &linear) > 0.03);
+        }
+    }
+}
+
 #[test]
 fn a_new_model_starts_without_examples() {
     let mut random = ChaCha8Rng::seed_from_u64(4);
@@ -155,11 +181,11 @@ fn shards_add_up() {
 fn settings_that_a_critic_cannot_have_are_errors() {
     type Change = fn(&mut LearnerConfig);
     let changes: [(&str, Change); 5] = [
-        ("learner.estimator", |c| c.mode = pointsman::config::Mode::Lazy),
+        ("learner.estimator", |c| c.mode = Mode::Lazy),
         ("learner.estimator", |c| {
             (c.preset, c.intrinsic_rank, c.horizon) = (pointsman::config::Preset::Theory, Some(1), Some(9))
         }),
-        ("learner.estimator", |c| c.algorithm = pointsman::config::Algorithm::LogQuadratic),
+        ("learner.estimator", |c| c.algorithm = Algorithm::LogQuadratic),
         ("learner.steepness", |c| c.steepness = 0.0),
         ("learner.head_queries", |c| c.head_queries = 65_537),
     ];

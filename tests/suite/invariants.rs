@@ -326,7 +326,7 @@ fn states_that_do_not_fit_are_refused() {
         ("order of models", |c| c.models.reverse()),
         ("algorithm", |c| {
             c.algorithm = if c.algorithm == Algorithm::Hpg { Algorithm::HpgParameterFree } else { Algorithm::Hpg };
-            (c.tau, c.beta, c.eta) = (None, None, Some(0.1));
+            (c.tau, c.beta, c.eta, c.estimator) = (None, None, Some(0.1), None);
         }),
         ("mode", |c| c.mode = if c.mode == Mode::Exact { Mode::Lazy } else { Mode::Exact }),
         ("rank", |c| c.rank = Some(1)),

@@ -74,9 +74,17 @@ fn mean_in(
     (mean(|c| c.0), mean(|c| c.1))
 }
 
+/// HPG as in the paper, without a critic.
+fn reinforce(change: impl FnOnce(&mut LearnerConfig)) -> LearnerConfig {
+    learner(|c| {
+        c.estimator = Some(Estimator::Logged);
+        change(c);
+    })
+}
+
 #[test]
-fn practical_hpg_closes_most_of_the_gap_and_theory_little() {
-    let (online, last) = mean_gap_closed(sized(20, 40) as u64, &learner(|_| ()), plan);
+fn reinforce_closes_most_of_the_gap_and_theory_little() {
+    let (online, last) = mean_gap_closed(sized(20, 40) as u64, &reinforce(|_| ()), plan);
     println!("practical: {:.1}% of the gap online, {:.1}% in the last tenth", 100.0 * online, 100.0 * last);
     assert!(online >= 0.60 && last >= 0.68, "{online} {last}");
     let theory = learner(|c| {
@@ -87,10 +95,11 @@ fn practical_hpg_closes_most_of_the_gap_and_theory_little() {
     assert!(online <= 0.12 && last <= 0.30, "{online} {last}");
 }
 
-/// With a critic the same policy class closes far more of the gap, where queries have leading directions and where not.
+/// With a critic, as by default, the same policy class closes far more of the gap, where queries have leading directions and
+/// where not.
 #[test]
 fn a_critic_closes_more_of_the_gap() {
-    let config = learner(|c| c.estimator = Some(Estimator::Critic));
+    let config = learner(|_| ());
     let isotropic = |seed| -> Box<dyn World> {
         let spec =
             LogQuadraticSpec { dim: 64, models: 8, intrinsic_rank: 2, signal: 0.3, shape: Shape::Isotropic, seed };
@@ -125,8 +134,8 @@ fn learns_from_late_lost_and_stale_feedback_with_both_estimators() {
 #[test]
 fn forgetting_pays_after_a_switch() {
     let switched = |seed| Plan { switch_at: Some(ROUNDS / 2), ..plan(seed) };
-    let (_, kept) = mean_gap_closed(2, &learner(|_| ()), switched);
-    let (_, forgot) = mean_gap_closed(2, &learner(|c| c.half_life = Some(20_000.0)), switched);
+    let (_, kept) = mean_gap_closed(2, &reinforce(|_| ()), switched);
+    let (_, forgot) = mean_gap_closed(2, &reinforce(|c| c.half_life = Some(20_000.0)), switched);
     assert!(forgot > kept + 0.03, "{forgot} {kept}");
 }
 
@@ -166,15 +175,15 @@ struct Promise {
 }
 
 const PROMISES: [Promise; 5] = [
-    Promise { name: "power law", dim: 64, shape: Shape::PowerLaw, delay: 0, switch_at: None, online: 82.0, last: 89.0 },
+    Promise { name: "power law", dim: 64, shape: Shape::PowerLaw, delay: 0, switch_at: None, online: 77.0, last: 85.0 },
     Promise {
         name: "power law, 256",
         dim: 256,
         shape: Shape::PowerLaw,
         delay: 0,
         switch_at: None,
-        online: 77.0,
-        last: 85.0,
+        online: 74.0,
+        last: 82.0,
     },
     Promise {
         name: "isotropic",
@@ -182,10 +191,10 @@ const PROMISES: [Promise; 5] = [
         shape: Shape::Isotropic,
         delay: 0,
         switch_at: None,
-        online: 32.0,
-        last: 48.0,
+        online: 35.0,
+        last: 54.0,
     },
-    Promise { name: "delay", dim: 64, shape: Shape::PowerLaw, delay: 1000, switch_at: None, online: 77.0, last: 87.0 },
+    Promise { name: "delay", dim: 64, shape: Shape::PowerLaw, delay: 1000, switch_at: None, online: 73.0, last: 85.0 },
     Promise {
         name: "switch",
         dim: 64,
@@ -270,11 +279,11 @@ fn the_guard_keeps_useless_routing_cheap_and_does_no_harm_to_useful_routing() {
             // So steep that rounding errors decide what becomes of a seed: only the mean of many says which is better.
             let seeds = 24;
             let [bold_cost, held_cost] = [&free, &guarded].map(|config| {
-                let bold = LearnerConfig { eta: Some(0.3), ..config.clone() };
+                let bold = LearnerConfig { estimator: Some(Estimator::Logged), eta: Some(0.3), ..config.clone() };
                 (1..=seeds).map(|seed| below(&bold, seed)[0]).sum::<f64>() / seeds as f64
             });
             println!(
-                "hpg with eta = 0.3, useless, {seeds} seeds: {held_cost:.2}% below the best constant, unguarded {bold_cost:.2}%"
+                "hpg without a critic, eta = 0.3, useless, {seeds} seeds: {held_cost:.2}% below the best constant, unguarded {bold_cost:.2}%"
             );
             assert!(held_cost < bold_cost - 0.5, "{held_cost} {bold_cost}");
         }
@@ -321,8 +330,8 @@ fn those_who_learn_nothing_close_nothing() {
 #[test]
 fn batches_learn_alike() {
     let short = |seed| Plan { rounds: 10_000, ..plan(seed) };
-    let one = gap_closed(power_law(1), &learner(|_| ()), &short(1)).1;
-    let batched = gap_closed(power_law(1), &learner(|c| c.batch = Some(16)), &short(1)).1;
+    let one = gap_closed(power_law(1), &reinforce(|_| ()), &short(1)).1;
+    let batched = gap_closed(power_law(1), &reinforce(|c| c.batch = Some(16)), &short(1)).1;
     assert!((one - batched).abs() < 0.1, "{one} {batched}");
 }
 

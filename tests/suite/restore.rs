@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use pointsman::config::{Algorithm, FeatureKind, Guard, LearnerConfig, Mode, Spec};
+use pointsman::config::{Algorithm, Estimator, FeatureKind, Guard, LearnerConfig, Mode, Spec};
 use pointsman::event::{Example, Query};
 use pointsman::hpg::spectra::Eigen;
 use pointsman::learner::{BadState, Trainer};
@@ -20,7 +20,7 @@ fn config(algorithm: Algorithm, rank: usize) -> LearnerConfig {
         models: ["a", "b", "c"].map(String::from).to_vec(),
         algorithm,
         rank: Some(rank),
-        feature_rank: (algorithm == Algorithm::HypentropyRegression).then_some(0),
+        estimator: (algorithm == Algorithm::Hpg).then_some(Estimator::Logged),
         ..LearnerConfig::default()
     }
 }
@@ -32,9 +32,6 @@ fn ranked(rank: usize) -> Vec<LearnerConfig> {
         for batch in [1, 4] {
             let of = |algorithm| LearnerConfig { mode, batch: Some(batch), ..config(algorithm, rank) };
             all.extend([of(Algorithm::Hpg), of(Algorithm::HpgParameterFree)]);
-            if mode != Mode::Lazy {
-                all.push(of(Algorithm::HypentropyRegression));
-            }
         }
     }
     all
@@ -139,11 +136,10 @@ fn log_quadratic_changes_its_form() {
 #[test]
 fn another_mode_keeps_the_scores() {
     let modes = [Mode::Factored, Mode::Explicit, Mode::Exact, Mode::Lazy];
-    for algorithm in [Algorithm::Hpg, Algorithm::HpgParameterFree, Algorithm::HypentropyRegression] {
-        let supported = |mode: &Mode| algorithm != Algorithm::HypentropyRegression || *mode != Mode::Lazy;
-        for from in modes.into_iter().filter(supported) {
+    for algorithm in [Algorithm::Hpg, Algorithm::HpgParameterFree] {
+        for from in modes {
             let trainer = taught(&LearnerConfig { mode: from, ..config(algorithm, 8) });
-            for to in modes.into_iter().filter(supported) {
+            for to in modes {
                 let changed = LearnerConfig { mode: to, ..config(algorithm, 8) };
                 let label = format!("{algorithm} {from} {to}");
                 let restored = Trainer::restore(changed.check().unwrap(), &trainer.save());
@@ -178,7 +174,8 @@ static SAVED: LazyLock<Vec<(Spec, Vec<u8>)>> = LazyLock::new(|| {
     for mode in [Mode::Factored, Mode::Explicit, Mode::Exact, Mode::Lazy] {
         let guard = if mode == Mode::Lazy { Guard::None } else { Guard::BestConstant };
         let of = |algorithm| LearnerConfig { mode, guard, ..base(algorithm) };
-        configs.extend([of(Algorithm::Hpg), of(Algorithm::HpgParameterFree)]);
+        let logged = LearnerConfig { estimator: Some(Estimator::Logged), ..of(Algorithm::Hpg) };
+        configs.extend([logged, of(Algorithm::Hpg), of(Algorithm::HpgParameterFree)]);
         if mode != Mode::Lazy {
             configs.push(of(Algorithm::HypentropyRegression));
         }

@@ -64,9 +64,6 @@ const ROUNDING: f64 = 1e-12;
 impl Expanded {
     /// Eigenvalues and eigenvectors of the quadratic part, without those that are zero.
     pub fn eigen(&self, dim: usize) -> (Vec<f64>, Vec<f64>) {
-        if self.linear.is_empty() {
-            return (Vec::new(), Vec::new());
-        }
         let (lambda, rotation) = symmetric_eigen(self.linear.len(), &self.quadratic);
         let vectors = rotated(&self.basis, &rotation, dim);
         let least = ROUNDING * lambda.iter().fold(0.0_f64, |most, lambda| most.max(lambda.abs()));

@@ -51,7 +51,7 @@ use crate::wire::records::learner::AlgorithmRecord;
 use crate::wire::records::learner::critic::{CriticRecord, ErrorsRecord};
 use crate::wire::records::learner::regression::TrustRecord;
 
-/// Checked settings of the critic.
+/// Checked settings of the critic. Fields that hypentropy regression lacked in older snapshots have a default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CriticSpec {
     /// Feasible set of the remainders.
@@ -61,14 +61,17 @@ pub struct CriticSpec {
     /// Scale of the remainder's steps.
     pub eta: f64,
     /// Leading directions of the linear part.
+    #[serde(default)]
     pub linear_rank: usize,
     /// Leading directions whose products are features.
     pub feature_rank: usize,
     /// Prior precision of the quadratic part.
     pub ridge: f64,
     /// S / sqrt(t)
+    #[serde(default)]
     pub steepness: f64,
     /// Frequent queries that are remembered one by one.
+    #[serde(default)]
     pub head_queries: usize,
     /// Whether predictions outside of 0..1 count as its ends.
     pub clip: bool,
