@@ -10,7 +10,7 @@ use crate::site::{Site, traffic};
 const MODELS: [&str; 3] = ["a", "b", "c"];
 
 fn config(models: &[&str], more: &str) -> String {
-    format!("[learner]\ndim = 6\nmodels = {models:?}\n{more}\n[join]\nwindow_ms = 50000\n")
+    format!("[learner]\ndim = 6\nestimator = \"logged\"\nmodels = {models:?}\n{more}\n[join]\nwindow_ms = 50000\n")
 }
 
 /// A site that has learned from 200 requests, of which every fifth has no reward yet.

@@ -28,6 +28,7 @@ const CONFIG: &str = r#"
     dim = 6
     models = ["a", "b", "c"]
     algorithm = "hpg"
+    estimator = "logged"
     mode = "factored"
     batch = 3
     [spaces.explicit]

@@ -14,6 +14,7 @@ use crate::site::{Site, traffic};
 
 const CONFIG: &str = r#"
     [learner]
+    estimator = "logged"
     dim = 6
     models = ["a", "b", "c"]
     [snapshot]

@@ -1,7 +1,7 @@
 //! What each model earns on the whole, estimated by query rather than by example.
 //!
 //! ```text
-//! x_qm = mu_m + d_q + e_qm + noise / sqrt(n_qm)         x: mean of r - prediction over the n examples of model m on query q
+//! x_qm = mu_m + d_q + e_qm + noise / sqrt(n_qm)         x: mean of r - 1/2 over the n examples of model m on query q
 //! a_m = n_m / (1 + EFFECT n_m)                          t = 1 / LEVEL + sum a_m
 //! P_q = diag(a) - a a' / t                              (sum_q P_q + prior) mu = sum_q P_q x_q
 //! ```
@@ -9,7 +9,7 @@
 //! The generalised least squares of a mixed-effects model: d and e are random, with the variances LEVEL and EFFECT over that of
 //! the noise. A router plays a model mostly where it did well, and a plain mean over its examples would credit it with these
 //! queries. Here models are compared within queries and one query counts only so much. As far as the model is right, a choice by
-//! what was seen before leaves the estimate unbiased. The prediction matters for the same reason: it decides what is played.
+//! what was seen before leaves the estimate unbiased.
 
 use faer::linalg::solvers::DenseSolveCore;
 use faer::{Mat, MatRef, Side};
@@ -53,12 +53,12 @@ impl Constants {
         Self { information: Symmetric::identity(models, 0.0), moments: vec![0.0; models] }
     }
 
-    /// Adds a query: per model its examples and the sum of r - 1/2 over them; `predicted` is what r - 1/2 was predicted to be.
-    pub fn add(&mut self, seen: &[(f32, f32)], predicted: impl Fn(usize) -> f64) {
+    /// Adds a query: per model its examples and the sum of r - 1/2 over them.
+    pub fn add(&mut self, seen: &[(f32, f32)]) {
         let shrunk = |m: usize| {
             let (count, sum) = (f64::from(seen[m].0), f64::from(seen[m].1));
             let factor = (1.0 + EFFECT * count).recip();
-            (factor * count, factor * (sum - count * predicted(m)))
+            (factor * count, factor * sum)
         };
         let sum = |all: (f64, f64), one: (f64, f64)| (all.0 + one.0, all.1 + one.1);
         let all = (0..seen.len()).map(shrunk).fold((0.0, 0.0), sum);
@@ -180,14 +180,14 @@ mod tests {
                     let x = f64::from(u8::from(random.random::<bool>())) - 0.5;
                     *seen = (seen.0 + 1.0, seen.1 + x as f32);
                     for i in [m, level, effect] {
-                        right[(i, 0)] += x - 0.1 * m as f64;
+                        right[(i, 0)] += x;
                         for j in [m, level, effect] {
                             left[(i, j)] += 1.0;
                         }
                     }
                 }
             }
-            constants.add(&seen, |m| 0.1 * m as f64);
+            constants.add(&seen);
         }
         let joint = left.llt(Side::Lower).unwrap().solve(right);
         let mean = (0..models).map(|m| joint[(m, 0)]).sum::<f64>() / models as f64;
@@ -219,7 +219,7 @@ mod tests {
                 seen[m] = (seen[m].0 + 1.0, seen[m].1 + x);
                 plain[m] = (plain[m].0 + 1.0, plain[m].1 + f64::from(x));
             }
-            constants.add(&seen, |_| 0.0);
+            constants.add(&seen);
         }
         let found = constants.estimate().unwrap();
         assert!((found.means[1] - found.means[0] - 0.05).abs() < 0.02, "{:?} {plain:?}", found.means);

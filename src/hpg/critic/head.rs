@@ -79,6 +79,13 @@ impl HeadQueries {
         (weight(f64::from(*count)) - before.0, moment(*count, *sum) - before.1)
     }
 
+    /// What all queries say of the models on the whole, those that were evicted included.
+    pub fn constants(&self) -> Constants {
+        let mut constants = self.evicted.clone();
+        self.iter().for_each(|query| constants.add(&query.seen));
+        constants
+    }
+
     /// Counts a model's mean as that of so many evicted queries.
     pub fn add_mean(&mut self, model: usize, weight: f64, mean: f64) {
         self.evicted.add_mean(model, weight, mean);
@@ -124,7 +131,7 @@ impl HeadQueries {
         for query in other.iter() {
             let coordinates: Vec<f64> = query.coordinates.iter().map(|y| f64::from(*y)).collect();
             let Some(place) = self.place(query.key, &coordinates) else {
-                self.evicted.add(&query.seen, |_| 0.0);
+                self.evicted.add(&query.seen);
                 continue;
             };
             place.credit = place.credit.saturating_add(query.credit).min(CREDIT_MAX);
@@ -180,7 +187,7 @@ impl HeadQueries {
             {
                 *free = Some(query);
             } else {
-                self.evicted.add(&query.seen, |_| 0.0);
+                self.evicted.add(&query.seen);
             }
         }
         Some(self)
@@ -218,7 +225,7 @@ impl HeadQueries {
         };
         if known.is_none() {
             if let Some(old) = &bucket[at] {
-                self.evicted.add(&old.seen, |_| 0.0);
+                self.evicted.add(&old.seen);
             }
             // A replaced query leaves its memory to the next.
             let query = bucket[at].get_or_insert_with(|| HeadQuery {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! rhat_m(q) = 1/2 + w_0.phi + s_m(q)                      w_0.phi: how easy the query is, the same for all models
-//! s_m(q)    = c_m + a (w_m.phi - c_m) + a' q'W_m q        c: what m earns on the whole;  w: ridge;  W: remainder
+//! s_m(q)    = c_m + a (w_m.phi - c_m) + a' q'W_m q        c_m = w_m.mean(phi);  w: ridge;  W: remainder
 //! logit_m   = S s_m(q) + (1 - a) (f_m - S c_m)            S = steepness sqrt(t), t: examples since rewards last changed
 //! logit_m   = S s_m(q) + min(S, 8 sqrt(n)) e_m            where q was seen n times before                       (head)
 //! ```
@@ -442,32 +442,32 @@ impl Critic {
         let Some(uncertainty) = self.ridge.solve(&self.features, self.spec.ridge) else { return };
         self.find_constants();
         self.find_trust(&uncertainty);
+        self.find_fallback();
     }
 
-    /// c and f: what the table's queries say beyond the regression, and what that predicts of them on average.
+    /// c: what the regression predicts of the table's queries on average; without a table, its intercept.
     fn find_constants(&mut self) {
-        let mut constants = self.head.evicted().clone();
-        let (mut own, mut predicted) = (vec![0.0; self.models], vec![0.0; self.models]);
+        let mut sums = vec![0.0; self.models];
         let (mut y, mut phi) = (Vec::new(), Vec::new());
         for head in self.head.iter() {
             self.features_of(head, &mut y, &mut phi);
-            let shared = self.ridge.shared(&phi);
-            for (m, (own, predicted)) in own.iter_mut().zip(&mut predicted).enumerate() {
-                let score = self.ridge.own(m, &phi);
-                *own += score;
-                *predicted = shared + score;
-            }
-            constants.add(&head.seen, |m| predicted[m]);
+            sums.iter_mut().enumerate().for_each(|(m, sum)| *sum += self.ridge.own(m, &phi));
         }
-        let Some(mut estimate) = constants.estimate() else { return };
-        let queries = self.head.iter().count().max(1) as f64;
-        let level = own.iter().sum::<f64>() / self.models as f64;
-        estimate.means.iter_mut().zip(&own).for_each(|(mean, own)| *mean += (own - level) / queries);
+        let queries = self.head.iter().count();
+        let constant = |(m, sum): (usize, f64)| match queries {
+            0 => self.ridge.weights(m)[0],
+            _ => sum / queries as f64,
+        };
+        self.constants = sums.into_iter().enumerate().map(constant).collect();
+    }
+
+    /// f
+    fn find_fallback(&mut self) {
+        let Some(estimate) = self.head.constants().estimate() else { return };
         for (weight, z) in self.fallback.iter_mut().zip(estimate.behind(self.errors.deviation())) {
             let worse = 0.5 * libm::erfc(z * std::f64::consts::FRAC_1_SQRT_2);
             *weight = libm::log(worse / (1.0 - worse)).max(FALLBACK_MIN);
         }
-        self.constants = estimate.means;
     }
 
     /// The features of a head query, from the coordinates that are stored.

@@ -51,7 +51,7 @@ pub struct CriticRecord {
     pub remainder_evidence: TrustRecord,
     /// Share of the regression's query-dependent part that is played, 0 to 1.
     pub trust: f64,
-    /// Per model what it earns more than the mean of all, at the last solution.
+    /// Per model the mean of its prediction over the table's queries, at the last solution.
     pub constants: Vec<f64>,
     /// Per model the logarithm of its weight where the prediction is not trusted, 0 or below.
     pub fallback: Vec<f64>,
