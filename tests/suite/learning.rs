@@ -234,11 +234,9 @@ fn hypentropy_regression_keeps_its_promises() {
 /// Where rewards have nothing to do with the query, nothing is lost for long by having looked for it.
 #[test]
 fn nothing_is_made_of_nothing() {
-    // A critic pays for telling apart models that differ by 2 to 4%; REINFORCE settles for one of them sooner.
+    // Models differ by 2 to 4% here: an unlucky start can cost as much, with and without a critic.
     let regression = learner(|c| c.algorithm = Algorithm::HypentropyRegression);
-    for (algorithm, config, most) in
-        [("hpg", learner(|_| ()), 0.03), ("logged", reinforce(|_| ()), 0.02), ("regression", regression, 0.03)]
-    {
+    for (algorithm, config) in [("hpg", learner(|_| ())), ("logged", reinforce(|_| ())), ("regression", regression)] {
         let seeds = sized(4, 10) as u64;
         let below = |seed: u64| {
             let world = Shuffled::new(power_law(seed), power_law(seed + (1 << 32)));
@@ -247,7 +245,7 @@ fn nothing_is_made_of_nothing() {
         };
         let mean = (1..=seeds).map(below).sum::<f64>() / seeds as f64;
         println!("{algorithm}: {:.2}% below the best constant model, {seeds} seeds", 100.0 * mean);
-        assert!(mean <= most, "{algorithm}: {mean}");
+        assert!(mean <= 0.03, "{algorithm}: {mean}");
     }
 }
 
