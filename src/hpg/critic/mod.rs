@@ -580,9 +580,12 @@ impl Critic {
         self.remainders[model].set(eigen, self.dim)
     }
 
-    /// Counts what a model earns more than the others as known from `weight` queries.
+    /// Counts what a model earns more than the others as known from `weight` queries, of which nothing else is known.
     pub fn add_constant(&mut self, model: usize, weight: f64, constant: f64) {
         self.head.add_mean(model, weight, constant);
+        let mut phi = vec![0.0; self.features.count()];
+        phi[0] = 1.0;
+        self.ridge.add(model, weight, weight * constant, &phi);
     }
 
     /// Adds the sums of another learner with a critic; false if they do not fit.
