@@ -31,7 +31,7 @@ const DENSE_DIM_MAX: usize = 1024;
 const FEATURE_RANK: usize = 16;
 
 /// Defaults of the critic, tuned on other instances than the reported ones.
-const CRITIC_FEATURE_RANK: usize = 24;
+const CRITIC_FEATURE_RANK: usize = 22;
 const CRITIC_LINEAR_RANK: usize = 64;
 const CRITIC_RIDGE: f64 = 5.0;
 const REMAINDER: Ball = Ball { tau: 100.0, beta: 1.0, rank: 16 };

@@ -7,7 +7,8 @@
 //!
 //! A sketch: what is beyond its n directions is lost. It forgets slowly, so that it follows where queries go.
 
-use super::linalg::{axpy, dot, symmetric_eigen};
+use super::kernel::{Strided, multiply, products};
+use super::linalg::{dot, symmetric_eigen};
 use super::spectra::UNIT_MAX;
 use crate::wire::records::learner::regression::DirectionsRecord;
 
@@ -24,17 +25,18 @@ pub struct Directions {
 }
 
 /// Queries merged at a time.
-const MERGED: usize = 32;
+const MERGED: usize = 16;
 
 /// Directions beyond those that are asked for: the last ones of a sketch are the least certain.
 const SPARE: usize = 8;
 
-/// Beyond so many queries only every [`STRIDE`]th is looked at: the directions are known well enough.
+/// The first queries are all looked at, of t queries every (t / CLOSE)th, and of many every [`STRIDE_MAX`]th: the better the
+/// directions are known, the less another query says.
 const CLOSE: u64 = 1024;
-const STRIDE: u64 = 8;
+const STRIDE_MAX: u64 = 32;
 
 /// What is left of the energy at a merge.
-const KEEP: f64 = 1.0 - 1.0 / 256.0;
+const KEEP: f64 = 1.0 - 1.0 / 512.0;
 
 /// Directions that hold less than this share of the largest one's energy are rounding.
 const NOTHING: f64 = 1e-9;
@@ -43,7 +45,7 @@ impl Directions {
     /// Looks at a query; `wanted` directions are to be known.
     pub fn see(&mut self, query: &[f64], wanted: usize) {
         self.seen += 1;
-        if self.seen <= CLOSE || self.seen.is_multiple_of(STRIDE) {
+        if self.seen.is_multiple_of((self.seen / CLOSE).clamp(1, STRIDE_MAX)) {
             self.recent.extend_from_slice(query);
             if self.recent.len() == MERGED * query.len() {
                 self.merge(query.len(), wanted + SPARE);
@@ -93,18 +95,20 @@ impl Directions {
         }
         columns.append(&mut self.recent);
         let n = columns.len() / dim;
-        let products: Vec<f64> =
-            columns.chunks_exact(dim).flat_map(|a| columns.chunks_exact(dim).map(move |b| dot(a, b))).collect();
-        let (values, vectors) = symmetric_eigen(n, &products);
+        let mut squares = vec![0.0; n * n];
+        products(dim, &columns, &columns, &mut squares);
+        let (values, vectors) = symmetric_eigen(n, &squares);
         let least = NOTHING * values.last().copied().unwrap_or(0.0);
-        let leading = values.iter().zip(vectors.chunks_exact(n)).rev().take(most.min(dim));
-        self.energy.clear();
-        for (&value, shares) in leading.filter(|(value, _)| **value > least) {
-            let mut direction = vec![0.0; dim];
-            columns.chunks_exact(dim).zip(shares).for_each(|(column, share)| axpy(*share, column, &mut direction));
-            let norm = dot(&direction, &direction).sqrt();
-            self.vectors.extend(direction.iter().map(|x| x / norm));
-            self.energy.push(value);
+        let count = values.iter().rev().take(most.min(dim)).take_while(|value| **value > least).count();
+        // The leading ones first.
+        self.energy = values.iter().rev().take(count).copied().collect();
+        let shares: Vec<f64> = vectors.chunks_exact(n).rev().take(count).flatten().copied().collect();
+        self.vectors = vec![0.0; dim * count];
+        let shares = Strided { values: &shares, row: 1, column: n };
+        multiply(dim, (&columns, dim), n, shares, false, &mut self.vectors);
+        for direction in self.vectors.chunks_exact_mut(dim) {
+            let norm = dot(direction, direction).sqrt();
+            direction.iter_mut().for_each(|x| *x /= norm);
         }
     }
 }

@@ -636,12 +636,33 @@ fn a_standby_takes_over() {
 /// of one learner that has seen all its requests.
 #[test]
 fn shards_of_a_space_add_up() {
-    let Some(brokers) = broker::shared() else { return };
+    let sums = "mode = \"lazy\"\nbaseline = \"none\"\neta = 0.1\nbeta = 3.0\ntau = 300.0\n";
+    for (found, expected) in shards_and_one(sums, sized(300, 5000) as u64) {
+        let near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4 && b.abs() > 1e-3);
+        assert!(near, "{found:?} {expected:?}");
+    }
+}
+
+/// The same for the default learner. Its shards find their leading directions from their own queries, so that the sums are
+/// nearly those of one: the same model is best.
+#[test]
+fn shards_of_the_default_learner_add_up() {
+    let scores = shards_and_one("", sized(1500, 6000) as u64);
+    let best = |scores: &[f64]| (0..scores.len()).max_by(|&a, &b| scores[a].total_cmp(&scores[b]));
+    let queries = scores.len();
+    let bests: BTreeSet<Option<usize>> = scores.iter().map(|(_, one)| best(one)).collect();
+    assert!(bests.len() > 1, "one model is best on all queries: {scores:?}");
+    let same = scores.iter().filter(|(shards, one)| best(shards) == best(one)).count();
+    assert!(same * 10 >= queries * 9, "{same} of {queries}: {scores:?}");
+}
+
+/// Scores of some queries as learned by six shards in a fleet, and by one learner that sees all requests.
+fn shards_and_one(learner: &str, number: u64) -> Vec<(Vec<f64>, Vec<f64>)> {
+    let Some(brokers) = broker::shared() else { return Vec::new() };
     let lanes = 4;
     let place = place(brokers, lanes);
     let text = fs::read_to_string(&place.config).unwrap();
-    let sums = "mode = \"lazy\"\nbaseline = \"none\"\neta = 0.1\nbeta = 3.0\ntau = 300.0\n";
-    let text = text.replace("[join]\n", &format!("{sums}[spaces.hot]\nshards = 6\n[join]\n"));
+    let text = text.replace("[join]\n", &format!("{learner}[spaces.hot]\nshards = 6\n[join]\n"));
     fs::write(&place.config, &text).unwrap();
     let mut instances: Vec<Instance> = ["i0", "i1"].iter().map(|name| Instance::new(&place, name, "")).collect();
     instances.iter_mut().for_each(Instance::start);
@@ -650,16 +671,21 @@ fn shards_of_a_space_add_up() {
     let config: Config = toml::from_str(&text).unwrap();
     let settings = config.check().unwrap();
     let (keys, hot) = (Keys::new(&settings), Name::try_from("hot").unwrap());
-    // One learner that sees all requests.
     let (parser, mut alone) = (Parser::new(&settings), Engine::new(settings.clone()));
     let producer: BaseProducer =
         ClientConfig::new().set("bootstrap.servers", brokers).set("partitioner", "murmur2_random").create().unwrap();
-    let number = sized(300, 5000) as u64;
     for i in 0..number {
         let (id, ts_ms) = (format!("r{i}"), 1_731_700_000_000 + i);
-        let query = json!({"request_id": id, "space": "hot", "ts_ms": ts_ms, "query": vector(i), "model": "b",
-            "propensities": {"a": 0.3, "b": 0.3, "c": 0.4}});
-        let reward = json!({"request_id": id, "space": "hot", "ts_ms": ts_ms, "reward": i % 2});
+        let (query, model) = (vector(i), ["a", "b", "c"][(i * 7 / 3) as usize % 3]);
+        // Which model is good depends on the sign of two components' product.
+        let is_good = match model {
+            "a" => query[0] * query[1] > 0.0,
+            "b" => query[0] * query[1] < 0.0,
+            _ => false,
+        };
+        let query = json!({"request_id": id, "space": "hot", "ts_ms": ts_ms, "query": query,
+            "model": model, "propensities": {"a": 0.3, "b": 0.3, "c": 0.4}});
+        let reward = json!({"request_id": id, "space": "hot", "ts_ms": ts_ms, "reward": u8::from(is_good)});
         let key = keys.key(&hot, &id).into_owned();
         for (topic, side, event) in [("queries", Side::Query, query), ("rewards", Side::Reward, reward)] {
             let line = event.to_string();
@@ -682,13 +708,13 @@ fn shards_of_a_space_add_up() {
     };
     assert!(instances.iter().all(|instance| !instance.applied(lanes).is_empty()), "each has some of its shards");
     let expected = Params { policy: alone.policy(&hot).unwrap(), ..published.clone() };
-    for i in 0..20 {
+    instances.iter_mut().for_each(Instance::leave);
+    let scores = |i: u64| {
         let query = Query::new(vector(1000 + i)).unwrap();
         let [found, expected] = [&published, &expected].map(|params| params.scores(&query).unwrap());
-        let near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4 && b.abs() > 1e-3);
-        assert!(near, "{found:?} {expected:?}");
-    }
-    instances.iter_mut().for_each(Instance::leave);
+        (found, expected)
+    };
+    (0..20).map(scores).collect()
 }
 
 /// Some query.

@@ -86,9 +86,9 @@ impl Features {
     /// Turns to other directions. Returns R and S.
     pub fn turn(&mut self, basis: &[f64]) -> (Mat<f64>, Mat<f64>) {
         let (dim, n) = (self.dim, self.linear);
-        let direction = |basis: &[f64], i: usize| basis.get(i * dim..(i + 1) * dim).map(<[f64]>::to_vec);
-        let rotation = Mat::from_fn(n, n, |i, a| match (direction(basis, i), direction(&self.basis, a)) {
-            (Some(new), Some(old)) => dot(&new, &old),
+        let direction = |i: usize| i * dim..(i + 1) * dim;
+        let rotation = Mat::from_fn(n, n, |i, a| match (basis.get(direction(i)), self.basis.get(direction(a))) {
+            (Some(new), Some(old)) => dot(new, old),
             _ => 0.0,
         });
         self.basis = basis.to_vec();

@@ -117,11 +117,13 @@ pub struct Critic {
 /// Memory of one example, and no state.
 #[derive(Debug, Clone, Default)]
 struct Scratch {
-    /// The query that the rest belongs to, if nothing changed since.
+    /// The query that the rest belongs to, if the features did not turn since.
     query: Vec<f64>,
     key: Option<QueryKey>,
     y: Vec<f64>,
     phi: Vec<f64>,
+    /// q'W_m q of each model, or empty if they changed since or are not trusted.
+    remainders: Vec<f64>,
 }
 
 /// Queries that are announced, and their coordinates.
@@ -167,10 +169,10 @@ const SLOPE_FULL: f64 = 1.0 / 3.0;
 /// Repeated queries that are left out of their own prediction at one solution, at most.
 const HELD_OUT: usize = 256;
 
-/// Solutions are this share of the examples so far apart, within these bounds.
+/// Solutions are this share of the examples so far (or of the half-life, if that is less) apart, within these bounds.
 const SOLUTION_SHARE: u64 = 8;
 const SOLUTION_MIN: u64 = 32;
-const SOLUTION_MAX: u64 = 4096;
+const SOLUTION_MAX: u64 = 16_384;
 
 /// The features turn to newly known directions after so many examples, doubled each time, up to the second.
 const FIRST_TURN: u64 = 32;
@@ -246,7 +248,8 @@ impl Critic {
         if self.scratch.query == query.as_slice() {
             return;
         }
-        let Scratch { query: last, key, y, phi, .. } = &mut self.scratch;
+        let Scratch { query: last, key, y, phi, remainders } = &mut self.scratch;
+        remainders.clear();
         last.clear();
         last.extend_from_slice(query.as_slice());
         *key = Some(self.keys.key(query));
@@ -273,6 +276,10 @@ impl Critic {
     /// Announces the query that is learned from next, so that its features are computed once.
     pub fn look(&mut self, query: &Query) {
         self.prepare(query);
+        if self.scratch.remainders.is_empty() && self.remainder_trust() > 0.0 {
+            let scores = self.remainders.iter_mut().map(|one| one.look(&self.spec.ball, query.as_slice()));
+            self.scratch.remainders.extend(scores);
+        }
     }
 
     /// Calls `f` with the key and the features of a query.
@@ -299,8 +306,12 @@ impl Critic {
         self.regression_scores(phi, scores);
         let share = self.remainder_trust();
         if share > 0.0 {
-            let remainders = self.remainders.iter().map(|remainder| remainder.score(&self.spec.ball, query));
-            scores.iter_mut().zip(remainders).for_each(|(score, remainder)| *score += share * remainder);
+            let Scratch { query: last, remainders: known, .. } = &self.scratch;
+            let known: &[f64] = if last == query { known } else { &[] };
+            for (m, (score, remainder)) in scores.iter_mut().zip(&self.remainders).enumerate() {
+                let remainder = known.get(m).copied().unwrap_or_else(|| remainder.score(&self.spec.ball, query));
+                *score += share * remainder;
+            }
         }
     }
 
@@ -368,6 +379,7 @@ impl Critic {
         let scratch = std::mem::take(&mut self.scratch);
         let changed = self.learn_prepared(&scratch, example);
         self.scratch = scratch;
+        self.scratch.remainders.clear();
         self.version += 1;
         if changed {
             self.doubt();
@@ -438,7 +450,8 @@ impl Critic {
         }
         self.solved_at = version;
         let since = version.saturating_sub(self.since);
-        self.next_solution = version + (since / SOLUTION_SHARE).clamp(SOLUTION_MIN, SOLUTION_MAX);
+        let span = self.half_life.map_or(since, |half_life| since.min(half_life as u64));
+        self.next_solution = version + (span / SOLUTION_SHARE).clamp(SOLUTION_MIN, SOLUTION_MAX);
         let Some(uncertainty) = self.ridge.solve(&self.features, self.spec.ridge) else { return };
         self.find_constants();
         self.find_trust(&uncertainty);
@@ -577,6 +590,7 @@ impl Critic {
     pub fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
         let eigen = Eigen::from_primal(&self.spec.ball, lambda, vectors, self.dim);
         self.remainder_evidence = Evidence { product: PRIOR, square: PRIOR };
+        self.scratch.remainders.clear();
         self.remainders[model].set(eigen, self.dim)
     }
 
