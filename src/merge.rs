@@ -52,8 +52,11 @@ pub struct Origin {
 pub enum Read {
     /// The next event.
     Event(Sourced),
-    /// Nothing yet, but more may arrive at any moment: the merge waits for it.
+    /// Nothing yet, but more may arrive at any moment: the merge waits for it, unless its time is past what is due.
     Pending,
+    /// Nothing yet, but more will arrive: the end of the log is known. The merge waits for it, so that the order of events does
+    /// not depend on when they arrive.
+    Awaited,
     /// Idle: the merge continues without it until it is woken.
     Idle,
     /// The log is complete.
@@ -225,6 +228,7 @@ enum Known {
     /// What it holds can go.
     Enough,
     Pending,
+    Awaited,
     Idle,
     End,
 }
@@ -335,8 +339,10 @@ impl<S: Source> Merge<S> {
                 if let Some(overtaken) = log.take_overtaken() {
                     return Ok(Next::Event(overtaken, index));
                 }
-                if known == Known::Pending {
-                    pending.push(index);
+                match known {
+                    Known::Awaited => return Ok(Next::Wait),
+                    Known::Pending => pending.push(index),
+                    _ => {}
                 }
                 if matches!(known, Known::Idle | Known::End) && log.held.is_empty() {
                     if log.gone {
@@ -434,6 +440,7 @@ impl<S: Source> Log<S> {
             match self.source.read()? {
                 Read::Event(event) => self.hold(event, reorder_ms),
                 Read::Pending => return Ok(Known::Pending),
+                Read::Awaited => return Ok(Known::Awaited),
                 Read::Idle => {
                     self.asleep = true;
                     return Ok(Known::Idle);
@@ -582,6 +589,7 @@ mod tests {
             let Some(event) = self.events.get(self.next) else {
                 return Ok(match self.at_end {
                     Read::Pending => Read::Pending,
+                    Read::Awaited => Read::Awaited,
                     Read::Idle => Read::Idle,
                     _ => Read::End,
                 });
@@ -632,6 +640,33 @@ mod tests {
     }
 
     proptest! {
+        /// Where the end of every log is known, the order is that of complete logs, however late each event arrives.
+        #[test]
+        fn order_does_not_depend_on_arrival(
+            logs in prop::collection::vec(
+                prop::collection::vec(prop::option::weighted(0.95, (0..200_i64, any::<u8>())), 0..40), 1..4),
+            arrivals in prop::collection::vec(0..3_usize, 0..120),
+            reorder_ms in 0..50_u64,
+        ) {
+            let begun = (0..logs.len()).map(|i| (i.to_string(), Position::default())).collect();
+            let state = MergeState { positions: begun, ..MergeState::default() };
+            let mut complete = merge(&logs, reorder_ms, &state);
+            let expected: Vec<Shown> = std::iter::from_fn(|| next(&mut complete)).collect();
+            let mut late = merge(&vec![Vec::new(); logs.len()], reorder_ms, &state);
+            (0..logs.len()).for_each(|i| late.source_mut(i).unwrap().at_end = Read::Awaited);
+            let mut found = Vec::new();
+            let rest = (0..logs.len()).flat_map(|i| vec![i; logs[i].len() + 1]);
+            for log in arrivals.into_iter().filter(|log| *log < logs.len()).chain(rest) {
+                let source = late.source_mut(log).unwrap();
+                match logs[log].get(source.events.len()) {
+                    Some(event) => source.events.push(*event),
+                    None => source.at_end = Read::End,
+                }
+                found.extend(std::iter::from_fn(|| next(&mut late)));
+            }
+            prop_assert_eq!(found, expected);
+        }
+
         /// Disorder within the window does not show, and neither does how the events are split over logs.
         #[test]
         fn order_does_not_depend_on_the_split(

@@ -25,6 +25,7 @@ use crate::learner::Trainer;
 use crate::router::Params;
 use crate::snapshot::{LaneHead, SharedHead};
 use crate::state::{LaneStore, Resumed, Retention};
+use crate::transport::kafka::client::Client;
 use crate::transport::kafka::cluster::{Cluster, Plain, Problem, failed};
 use crate::transport::kafka::homes::partitions_of;
 use crate::transport::kafka::outlet::Outgoing;
@@ -138,7 +139,7 @@ impl Merging {
 /// State of the lanes that hold shards of the space.
 struct Shards<'a> {
     merging: &'a Merging,
-    consumer: BaseConsumer<Plain>,
+    consumer: Client<BaseConsumer<Plain>>,
     lanes: BTreeMap<i32, Shard>,
     /// Lanes that were read to their end at least once.
     at_end: BTreeSet<i32>,

@@ -69,6 +69,16 @@ impl Broker {
         self.process.script.wait().unwrap();
     }
 
+    /// It accepts connections and answers nothing, until [`Broker::thaw`].
+    pub fn freeze(&self) {
+        assert!(Command::new("kill").args(["-STOP", &self.process.java]).status().unwrap().success());
+    }
+
+    /// It answers again.
+    pub fn thaw(&self) {
+        assert!(Command::new("kill").args(["-CONT", &self.process.java]).status().unwrap().success());
+    }
+
     /// Starts it again with its data, after a kill or, if it still runs, after an orderly stop.
     pub fn restart(&mut self) {
         // Closes standard input first.

@@ -404,6 +404,33 @@ fn brokers_may_die_too() {
     check_history_with(&place, true);
 }
 
+/// A broker that does not answer keeps no learner from stopping, whether it shares its lanes or not.
+#[test]
+fn a_frozen_broker_keeps_nobody_from_stopping() {
+    if !broker::possible() {
+        return;
+    }
+    let kafka = Broker::start(&[]);
+    let short = "delivery_timeout_ms = 3000\n";
+    let places = [place(kafka.address(), 2), place(kafka.address(), 2)];
+    let mut instances = places.each_ref().map(|place| Instance::new(place, "i0", short));
+    let text = fs::read_to_string(&instances[1].config).unwrap();
+    fs::write(&instances[1].config, text.replace("lanes = \"partition\"", "lanes = \"one\"")).unwrap();
+    instances.iter_mut().for_each(Instance::start);
+    let start = Instant::now();
+    let is_ready = |instance: &Instance| instance.status().is_some_and(|status| status["ready"] == json!(true));
+    while !instances.iter().all(is_ready) {
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", logs(&instances));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kafka.freeze();
+    instances.iter().for_each(|instance| instance.signal("TERM"));
+    // The last snapshot of the first may or may not have become durable before.
+    let codes = instances.each_mut().map(|instance| instance.process.take().unwrap().wait(Duration::from_secs(60)));
+    kafka.thaw();
+    assert!(codes.iter().all(|code| matches!(code, Some(0 | 1))), "{codes:?}\n{}", logs(&instances));
+}
+
 /// The same configuration with lanes, for commands that run once.
 const BY_PARTITION: [&str; 2] = ["--set", "transport.kafka.lanes=partition"];
 

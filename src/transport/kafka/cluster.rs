@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::bindings as ffi;
 use rdkafka::client::{ClientContext, DefaultClientContext};
-use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use thiserror::Error;
 
+use super::client::Client;
 use super::unreadable::Unreadable;
 use crate::config::{KafkaConfig, MASK, OWN_FILES, is_harmless};
 use crate::transport::lock;
@@ -285,7 +286,7 @@ pub struct Cluster {
     /// Errors of the clients.
     pub trouble: Arc<Trouble>,
     client: ClientConfig,
-    asking: Arc<BaseConsumer<Plain>>,
+    asking: Arc<Client<BaseConsumer<Plain>>>,
 }
 
 impl Cluster {
@@ -312,7 +313,7 @@ impl Cluster {
             .set("enable.auto.commit", "false")
             // The end is the last stable offset: messages of open transactions cannot be read yet.
             .set("isolation.level", "read_committed");
-        let asking = make(&asking, Plain(trouble.clone()))?;
+        let asking = Client::new(&asking, Plain(trouble.clone()))?;
         Ok(Self { config: config.clone(), trouble, client, asking: Arc::new(asking) })
     }
 
@@ -342,10 +343,8 @@ impl Cluster {
     }
 
     /// An admin client.
-    pub fn admin(&self) -> Result<AdminClient<DefaultClientContext>, Problem> {
-        let context = DefaultClientContext;
-        AdminClient::from_config_and_context(&self.client, context)
-            .map_err(|error| Problem::BadClient(without_secrets(error)))
+    pub fn admin(&self) -> Result<Client<AdminClient<DefaultClientContext>>, Problem> {
+        Client::new(&self.client, DefaultClientContext)
     }
 
     /// Options of admin requests.
@@ -445,16 +444,8 @@ impl Cluster {
     }
 }
 
-/// Creates a client with these settings.
-pub fn make<C, T: FromClientConfigAndContext<C>>(settings: &ClientConfig, context: C) -> Result<T, Problem>
-where
-    C: ClientContext,
-{
-    T::from_config_and_context(settings, context).map_err(|error| Problem::BadClient(without_secrets(error)))
-}
-
 /// The client's complaint about its settings, with secret values masked.
-fn without_secrets(error: KafkaError) -> String {
+pub(super) fn without_secrets(error: KafkaError) -> String {
     match error {
         KafkaError::ClientConfig(_, problem, key, value) if is_harmless(&key) || value.is_empty() => {
             format!("{key}: {problem}")

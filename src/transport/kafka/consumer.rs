@@ -30,7 +30,8 @@ use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{Offset, TopicPartitionList};
 use serde_json::{Value, json};
 
-use super::cluster::{CALL, Cluster, Problem, Trouble, failed, is_lasting, lasting, log_line, make};
+use super::client::Client;
+use super::cluster::{CALL, Cluster, Problem, Trouble, failed, is_lasting, lasting, log_line};
 use super::homes::Spread;
 use super::positions::{Place, at, parse};
 use super::unreadable::{Probe, Unreadable, is_suspect};
@@ -115,7 +116,7 @@ const SESSION: (&str, &str) = ("session.timeout.ms", "10000");
 
 /// Reads partitions on a thread of its own, until it is dropped.
 pub struct Reader {
-    consumer: Arc<BaseConsumer<Watch>>,
+    consumer: Arc<Client<BaseConsumer<Watch>>>,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -442,7 +443,7 @@ impl Reader {
                 }
             }
         }
-        let consumer: Arc<BaseConsumer<Watch>> = Arc::new(make(&settings, Watch(shared.clone()))?);
+        let consumer: Arc<Client<BaseConsumer<Watch>>> = Arc::new(Client::new(&settings, Watch(shared.clone()))?);
         let cannot = |error: KafkaError| failed("cannot read the event topics", &error);
         let subscribed = match membership {
             Membership::Alone => Vec::new(),
@@ -571,7 +572,7 @@ impl Drop for Reader {
 
 /// The polling thread.
 struct Polling {
-    consumer: Arc<BaseConsumer<Watch>>,
+    consumer: Arc<Client<BaseConsumer<Watch>>>,
     shared: Arc<Shared>,
     parser: Arc<Parser>,
     paused: BTreeSet<(Side, i32)>,
@@ -846,8 +847,9 @@ impl Source for Partition {
                 }
                 return Ok(match self.ending {
                     Ending::Until(offset) if state.next >= offset || state.ended.is_some() => Read::End,
+                    Ending::Until(_) => Read::Awaited,
                     Ending::Follow { idle } if state.ended.is_some_and(|since| since.elapsed() >= idle) => Read::Idle,
-                    _ => Read::Pending,
+                    Ending::Follow { .. } => Read::Pending,
                 });
             }
         }

@@ -11,7 +11,8 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, ThreadedProducer};
 
-use super::cluster::{Cluster, Problem, Trouble, failed, log_line, make};
+use super::client::Client;
+use super::cluster::{Cluster, Problem, Trouble, failed, log_line};
 use super::homes::Keys;
 use crate::config::{Lanes, Settings};
 use crate::engine::Side;
@@ -20,7 +21,7 @@ use crate::transport::writer::{Event, NotWritten};
 
 /// Sends events asynchronously.
 pub struct EventTopics {
-    producer: ThreadedProducer<Sent>,
+    producer: Client<ThreadedProducer<Sent>>,
     outcomes: Arc<Outcomes>,
     queue_max: usize,
     /// Held while the events of one request are accepted, all or none.
@@ -77,7 +78,7 @@ impl EventTopics {
         let context = Sent { outcomes: outcomes.clone(), trouble: cluster.trouble.clone() };
         let topics = &cluster.config.topics;
         Ok(Self {
-            producer: make(&client, context)?,
+            producer: Client::new(&client, context)?,
             outcomes,
             queue_max,
             accepting: Mutex::new(()),

@@ -17,7 +17,8 @@ use rdkafka::{Offset, TopicPartitionList};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::cluster::{CALL, Cluster, Plain, Problem, failed, is_lasting, lasting, make};
+use super::client::Client;
+use super::cluster::{CALL, Cluster, Plain, Problem, failed, is_lasting, lasting};
 use super::consumer::other_type;
 use super::homes::Spread;
 use super::positions::{Place, at, name};
@@ -139,7 +140,7 @@ pub fn read(
     let mut settings = cluster.consumer();
     // Offsets have gaps, so the last message does not show the end.
     settings.set("enable.partition.eof", "true");
-    let consumer: BaseConsumer<Plain> = make(&settings, Plain(cluster.trouble.clone()))?;
+    let consumer: Client<BaseConsumer<Plain>> = Client::new(&settings, Plain(cluster.trouble.clone()))?;
     let mut assignment = TopicPartitionList::new();
     for stretch in left.values() {
         let start = Offset::Offset(stretch.place.position.floor as i64);

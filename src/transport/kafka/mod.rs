@@ -2,7 +2,8 @@
 //!
 //! | file | does |
 //! |---|---|
-//! | `cluster` | clients, metadata of topics, errors |
+//! | `client` | clients that close within a deadline |
+//! | `cluster` | settings of clients, metadata of topics, errors |
 //! | `topics` | requirements on topics; creates and checks them |
 //! | `positions` | start positions, from a snapshot or `transport.kafka.start`, and whether they still exist |
 //! | `consumer` | partitions as logs of the merge |
@@ -15,6 +16,7 @@
 //! | `unreadable` | batches that the client cannot read |
 //! | `standby` | standby copies of the lanes of other instances |
 
+pub mod client;
 pub mod cluster;
 pub mod consumer;
 pub mod events;

@@ -10,7 +10,8 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext};
 
-use super::cluster::{Cluster, Problem, Trouble, failed, log_line, make};
+use super::client::Client;
+use super::cluster::{Cluster, Problem, Trouble, failed, log_line};
 use super::consumer::Reader;
 use super::positions::Gap;
 use crate::event::Name;
@@ -21,7 +22,7 @@ use crate::wire::events::Bad;
 
 /// Publishes results to Kafka.
 pub struct KafkaOutlet {
-    producer: BaseProducer<Deliveries>,
+    producer: Client<BaseProducer<Deliveries>>,
     undelivered: Arc<Undelivered>,
     cluster: Cluster,
     limits: LetterLimits,
@@ -282,7 +283,7 @@ impl KafkaOutlet {
         let most = message_bytes.max(limits.value_bytes + (64 << 10)).clamp(1_000_000, 1_000_000_000);
         settings.set("message.max.bytes", most.to_string()).set("batch.size", limits.batch_bytes().to_string());
         let context = Deliveries { undelivered: undelivered.clone(), trouble: cluster.trouble.clone() };
-        let producer = make(&settings, context)?;
+        let producer = Client::new(&settings, context)?;
         Ok(Self { producer, undelivered, cluster: cluster.clone(), limits, reader: Arc::default() })
     }
 

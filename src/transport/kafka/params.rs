@@ -8,14 +8,15 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
 use rdkafka::{Offset, TopicPartitionList};
 
-use super::cluster::{CALL, Cluster, Plain, Problem, failed, make};
+use super::client::Client;
+use super::cluster::{CALL, Cluster, Plain, Problem, failed};
 use crate::event::Name;
 use crate::router::Params;
 use crate::wire::params::decode;
 
 /// A reader of the parameters topic.
 pub struct ParamsTopic {
-    consumer: BaseConsumer<Plain>,
+    consumer: Client<BaseConsumer<Plain>>,
     topic: String,
     /// Partitions not yet read to the end that they had at the start. Not derived from end-of-partition events: under
     /// constant writes there may be none.
@@ -30,7 +31,7 @@ impl ParamsTopic {
         let mut settings = cluster.consumer();
         // Every router reads all partitions. No group is joined, though the client requires a group name.
         settings.set("enable.partition.eof", "true").set("auto.offset.reset", "earliest");
-        let consumer: BaseConsumer<Plain> = make(&settings, Plain(cluster.trouble.clone()))?;
+        let consumer: Client<BaseConsumer<Plain>> = Client::new(&settings, Plain(cluster.trouble.clone()))?;
         let (mut all, mut behind) = (TopicPartitionList::new(), BTreeMap::new());
         for partition in 0..number {
             let (low, high) = cluster.watermarks(&topic, partition)?;

@@ -17,6 +17,7 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
 use rdkafka::{Offset, TopicPartitionList};
 
+use super::client::Client;
 use super::cluster::{Cluster, Plain, Problem, failed};
 use super::state::{Entries, follower, note};
 use crate::transport::lock;
@@ -95,7 +96,7 @@ impl Drop for Standby {
 
 /// The thread.
 struct Following {
-    consumer: BaseConsumer<Plain>,
+    consumer: Client<BaseConsumer<Plain>>,
     topic: String,
     shared: Arc<Shared>,
     /// Whether a lane is paused.

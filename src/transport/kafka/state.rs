@@ -23,7 +23,8 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
-use super::cluster::{CALL, Cluster, Plain, Problem, failed, make};
+use super::client::Client;
+use super::cluster::{CALL, Cluster, Plain, Problem, failed};
 use super::outlet::{IfTooLarge, Outgoing};
 use crate::snapshot::SharedHead;
 use crate::state::generations;
@@ -228,13 +229,13 @@ fn read_from(
 }
 
 /// A client that tails partitions. It joins no group, though the client requires a group name.
-pub fn follower(cluster: &Cluster) -> Result<BaseConsumer<Plain>, Problem> {
-    make(&reading(cluster), Plain(cluster.trouble.clone()))
+pub fn follower(cluster: &Cluster) -> Result<Client<BaseConsumer<Plain>>, Problem> {
+    Client::new(&reading(cluster), Plain(cluster.trouble.clone()))
 }
 
 /// The same for a client that reads to the end once: brokers answer at the end without waiting for more data.
-pub(super) fn visitor(cluster: &Cluster) -> Result<BaseConsumer<Plain>, Problem> {
-    make(reading(cluster).set("fetch.wait.max.ms", "10"), Plain(cluster.trouble.clone()))
+pub(super) fn visitor(cluster: &Cluster) -> Result<Client<BaseConsumer<Plain>>, Problem> {
+    Client::new(reading(cluster).set("fetch.wait.max.ms", "10"), Plain(cluster.trouble.clone()))
 }
 
 fn reading(cluster: &Cluster) -> ClientConfig {

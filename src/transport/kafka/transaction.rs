@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseProducer, Producer};
 
-use super::cluster::{CALL, Cluster, Problem, failed, make};
+use super::client::Client;
+use super::cluster::{CALL, Cluster, Problem, failed};
 use super::outlet::{Deliveries, Failures, LetterLimits, Outgoing, Undelivered, as_large, shrink};
 
 /// A transactional producer of a lane.
 pub struct Transactions {
-    producer: BaseProducer<Deliveries>,
+    producer: Client<BaseProducer<Deliveries>>,
     undelivered: Arc<Undelivered>,
     lane: String,
     patience: Duration,
@@ -53,7 +54,7 @@ impl Transactions {
             settings.set("batch.size", limits.batch_bytes().to_string());
         }
         let context = Deliveries { undelivered: undelivered.clone(), trouble: cluster.trouble.clone() };
-        let producer: BaseProducer<Deliveries> = make(&settings, context)?;
+        let producer: Client<BaseProducer<Deliveries>> = Client::new(&settings, context)?;
         let patience = Duration::from_millis(patience_ms);
         let lane = lane.to_owned();
         let transactions = Self { producer, undelivered, lane, patience, given_up: Arc::default() };

@@ -16,7 +16,8 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::{Offset, TopicPartitionList};
 use serde::Serialize;
 
-use super::cluster::{CALL, Cluster, Plain, Problem, failed, make};
+use super::client::Client;
+use super::cluster::{CALL, Cluster, Plain, Problem, failed};
 
 /// Timeout of a probe.
 const WAIT: Duration = CALL;
@@ -65,7 +66,7 @@ pub fn is_suspect(error: &KafkaError) -> bool {
 }
 
 /// A client that looks for unreadable batches.
-pub struct Probe(BaseConsumer<Plain>);
+pub struct Probe(Client<BaseConsumer<Plain>>);
 
 /// Result of a fetch.
 struct Fetched {
@@ -94,7 +95,7 @@ impl Probe {
             .set("queued.min.messages", "1")
             // Its log would go to standard error. Errors are returned instead.
             .set("log_level", "0");
-        make(&settings, Plain(cluster.trouble.clone())).map(Self)
+        Client::new(&settings, Plain(cluster.trouble.clone())).map(Self)
     }
 
     /// The first of these partitions that cannot be read from its offset.
