@@ -351,6 +351,8 @@ fn a_zombie_changes_nothing() {
     let load = Load::start(&place, brokers, spaces, DIM);
     for _ in 0..sized(2, 10) {
         await_shared(&instances);
+        // A status may be old: until it is new, one instance may still show all lanes as its own.
+        await_all(&instances, lanes);
         let start = Instant::now();
         instances[0].signal("STOP");
         await_all(&instances[1..], lanes);
