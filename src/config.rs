@@ -57,9 +57,34 @@ pub struct Config {
     pub router: RouterConfig,
     /// How HTTP is served.
     pub http: HttpConfig,
+    /// Threads of the learner.
+    pub runtime: RuntimeConfig,
     /// Log format.
     pub log: LogConfig,
 }
+
+/// `[runtime]`, as written.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RuntimeConfig {
+    /// Threads that learn; 0 = one fewer than there are cores.
+    pub workers: usize,
+}
+
+impl RuntimeConfig {
+    /// Number of threads that learn.
+    pub fn workers(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        if self.workers > 0 { self.workers } else { cores().saturating_sub(1).max(1) }
+    }
+
+    fn check(&self) -> Result<(), BadSetting> {
+        within("runtime.workers", self.workers, 0, WORKERS_MAX)
+    }
+}
+
+/// Limit on the threads that learn.
+const WORKERS_MAX: usize = 1024;
 
 /// `[log]`, as written.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -1013,6 +1038,7 @@ impl Config {
         within("snapshot.keep_daily", self.snapshot.keep_daily, 0, 1000)?;
         within("events.queue_max", self.events.queue_max, 1, 10_000_000)?;
         self.http.check()?;
+        self.runtime.check()?;
         within("router.remember_max", self.router.remember_max, 1, 100_000_000)?;
         if !(1..=64).contains(&self.router.key.0.len()) {
             let found = format!("{MASK} ({} bytes)", self.router.key.0.len());

@@ -1,5 +1,5 @@
 //! The whole loop in one process, made of the real components: a router that draws by request id, event logs in files, the
-//! runner that joins, learns, snapshots and publishes, and parameters that the router reads back.
+//! lane that joins, learns, snapshots and publishes, and parameters that the router reads back.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -14,7 +14,7 @@ use crate::event::{Name, Query};
 use crate::hpg::spectra::Eigen;
 use crate::learner::Decision;
 use crate::router::{Compiled, DrawKey, Router};
-use crate::runner::{Places, Retry, Runner, Stepped};
+use crate::runner::{Keeper, Lane, Places, Retry, Stepped};
 use crate::simulate::run::{Plan, Stack};
 use crate::state::{LocalLane, Retention};
 use crate::store::{self, Access, ONE_LANE, Shared};
@@ -34,7 +34,7 @@ pub struct ClosedLoop {
     queries: BufWriter<File>,
     rewards: BufWriter<File>,
     directory: Directory,
-    runner: Runner<LogFile>,
+    lane: Lane<LogFile>,
     params: ParamsDir,
     refresh: u64,
 }
@@ -64,30 +64,31 @@ impl ClosedLoop {
         };
         // Snapshots are taken when the router is to be updated, and then only.
         let cadence = SnapshotConfig { every_updates: u64::MAX, every_ms: u64::MAX, ..SnapshotConfig::default() };
-        let (mut runner, state) = Runner::open(&settings, &cadence, places)?;
+        // The loop waits for each snapshot anyway.
+        let (mut lane, state) = Lane::open(&settings, &cadence, places, |commit| Ok(Keeper::here(commit)))?;
         let at_end = AtEnd::Follow { idle: Duration::ZERO };
         let directory =
             Directory::new(dir, Arc::new(Parser::new(&settings)), at_end, state.positions.clone(), Arc::default());
         directory.create()?;
-        runner.begin(state)?;
+        lane.begin(state)?;
         let log =
             |side: &str| Ok::<_, std::io::Error>(BufWriter::new(File::create(dir.join(side).join("demo.jsonl"))?));
         let (queries, rewards) = (log("queries")?, log("rewards")?);
-        Ok(Self { space, router, queries, rewards, directory, runner, params, refresh: plan.refresh })
+        Ok(Self { space, router, queries, rewards, directory, lane, params, refresh: plan.refresh })
     }
 
     /// The learner's parameters.
     pub fn eigens(&self) -> Vec<Eigen> {
-        self.runner.engine.spaces().next().map(|view| view.eigens).unwrap_or_default()
+        self.lane.engine.spaces().next().map(|view| view.eigens).unwrap_or_default()
     }
 
     /// Learns everything logged so far.
     fn learn(&mut self) -> anyhow::Result<()> {
         self.queries.flush()?;
         self.rewards.flush()?;
-        self.directory.scan(&mut self.runner.merge)?;
-        while let Stepped::Event(_) = self.runner.step()? {}
-        let dead = self.runner.engine.counts();
+        self.directory.scan(&mut self.lane.merge)?;
+        while let Stepped::Event(_) = self.lane.step()? {}
+        let dead = self.lane.engine.counts();
         if dead.queries_dead + dead.rewards_dead > 0 {
             return Err(anyhow!(
                 "the simulated router wrote events that the learner rejects: this is a bug, please report it"
@@ -103,8 +104,7 @@ impl Stack for ClosedLoop {
     fn begin(&mut self, round: u64) -> anyhow::Result<()> {
         if round > 0 && round.is_multiple_of(self.refresh) {
             self.learn()?;
-            self.runner.snapshot()?;
-            self.runner.settle()?;
+            self.lane.snapshot()?;
             for params in self.params.published() {
                 self.router.offer(params);
             }
@@ -133,8 +133,8 @@ impl Stack for ClosedLoop {
 
     fn finish(&mut self) -> anyhow::Result<()> {
         self.learn()?;
-        self.runner.close_windows();
-        self.runner.finish()
+        self.lane.close_windows();
+        Ok(self.lane.finish()?)
     }
 }
 

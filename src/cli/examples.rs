@@ -5,16 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, anyhow};
-use tempfile::TempDir;
 
 use super::progress::{Progress, Unit};
 use super::{Failure, replay};
 use crate::config::{Config, LearnerConfig, Method};
-use crate::engine::Applied;
+use crate::engine::{Applied, Engine};
 use crate::event::{Example, Name};
-use crate::runner::{Places, Retry, Runner, Stepped};
-use crate::transport::append::Appender;
-use crate::transport::params::Files;
+use crate::merge::{Merge, MergeState, Next};
 
 /// A log and a space in it.
 #[derive(Debug, clap::Args)]
@@ -59,23 +56,11 @@ impl LogArgs {
         // Only the join of the engine is needed; it does not have to learn.
         settings.learner.method = Method::Uniform;
         settings.spaces.values_mut().for_each(|spec| spec.method = Method::Uniform);
-        // Dead letters are discarded here: `replay` reports them.
-        let dir = TempDir::with_prefix("pointsman-log-").context("cannot create a temporary directory")?;
-        let dead_letters = Appender::new(&dir.path().join("dead-letters.jsonl"));
-        let outlet = Box::new(Files { dead_letters, params: None });
-        let places = Places {
-            store: None,
-            audit: None,
-            outlet,
-            published: Vec::new(),
-            facts: Arc::default(),
-            retry: Retry::never(),
-        };
-        let (mut runner, state) = Runner::open(&settings, &config.snapshot, places)?;
-        let bytes_read = Arc::new(AtomicU64::new(0));
-        let total = replay::add_logs(&self.queries, &self.rewards, &settings, &mut runner, &state, &bytes_read)?;
-        runner.begin(state)?;
-        runner.engine.show_examples();
+        let state = MergeState::default();
+        let (mut merge, bytes_read) = (Merge::new(settings.reorder_ms, &state), Arc::new(AtomicU64::new(0)));
+        let total = replay::add_logs(&self.queries, &self.rewards, &settings, &mut merge, &state, &bytes_read)?;
+        let mut engine = Engine::new(settings);
+        engine.show_examples();
         let progress = Progress::new(doing, total, Unit::Bytes);
         let (mut told, mut number) = (0, 0);
         let mut take = |applied: Vec<Applied>, number: &mut u64| {
@@ -86,18 +71,18 @@ impl LogArgs {
             })
         };
         loop {
-            match runner.step()? {
-                Stepped::Event(applied) => take(applied, &mut number)?,
-                Stepped::Wait => {}
-                Stepped::End => break,
+            match merge.next().context("cannot read a log")? {
+                // Dead letters are discarded here: `replay` reports them.
+                Next::Event(event, _) => take(engine.step(event.input).applied, &mut number)?,
+                Next::Wait => {}
+                Next::End => break,
             }
             let now = bytes_read.load(Ordering::Relaxed);
             progress.advance(now - told, || format!("{number} examples"));
             told = now;
         }
         progress.finish();
-        take(runner.close_windows(), &mut number)?;
-        runner.finish()?;
+        take(engine.finish().applied, &mut number)?;
         if number == 0 {
             let advice = "run `pointsman replay` on the same logs to see what happened to their events";
             return Err(Failure::Run(anyhow!("no example of space {space} in the logs: {advice}")));

@@ -15,12 +15,11 @@ use super::summary;
 use crate::config::{Config, Lanes, Settings, StoreConfig};
 use crate::engine::{Applied, Engine, Side, SpaceView};
 use crate::event::Name;
-use crate::merge::MergeState;
+use crate::merge::{Merge, MergeState};
 use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
-use crate::runner::{Places, Retry, Runner, Stepped};
+use crate::runner::{Keeper, Lane, Places, Retry, Stepped};
 use crate::state::LocalLane;
-use crate::store::{self, Access, ONE_LANE, Shared};
-use crate::transport::Log;
+use crate::store::{self, Access, DirStore, ONE_LANE, Shared};
 use crate::transport::ahead::{self, Ahead};
 use crate::transport::append::Appender;
 use crate::transport::directory::{base_name, log_name};
@@ -31,6 +30,7 @@ use crate::transport::kafka::history::{Mark, Span, Stretch, ends, stretches};
 use crate::transport::kafka::homes::Spread;
 use crate::transport::kafka::positions;
 use crate::transport::params::Files;
+use crate::transport::{self, Bell, Log};
 use crate::wire::events::Parser;
 
 /// Learn from historical logs, joined and applied in event-time order
@@ -126,6 +126,9 @@ struct Outcome {
     trends: BTreeMap<Name, Trend>,
 }
 
+/// Where a replay stores its state and output.
+type StorePlaces = Places<Shared<DirStore>>;
+
 /// The lane of the store; a damaged store is an error.
 fn open_lane(store: &StoreConfig, config: &Config) -> anyhow::Result<LocalLane> {
     let opened = store::open(&store.dir, Access::Create(store.kind))?;
@@ -136,7 +139,7 @@ fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<O
     let store = args.store.clone().map(|dir| StoreConfig { dir, ..config.store.clone() });
     let places = Places {
         store: store.map(|store| open_lane(&store, config)).transpose()?,
-        audit: config.audit.path(),
+        audit: config.audit.path().map(|path| Box::new(Appender::new(&path)) as Box<dyn transport::Lines>),
         outlet: Box::new(Files { dead_letters: Appender::new(&args.dead_letters), params: None }),
         published: Vec::new(),
         facts: Arc::default(),
@@ -149,40 +152,41 @@ fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<O
     }
 }
 
-fn replay_files(args: &Args, config: &Config, settings: &Settings, places: Places) -> anyhow::Result<Outcome> {
+fn replay_files(args: &Args, config: &Config, settings: &Settings, places: StorePlaces) -> anyhow::Result<Outcome> {
     let bytes_read = Arc::new(AtomicU64::new(0));
-    let (mut runner, state) = Runner::open(settings, &config.snapshot, places)?;
-    let total = add_logs(&args.queries, &args.rewards, settings, &mut runner, &state, &bytes_read)?;
-    runner.begin(state)?;
+    let (mut lane, state) = Lane::open(settings, &config.snapshot, places, Keeper::start)?;
+    let total = add_logs(&args.queries, &args.rewards, settings, &mut lane.merge, &state, &bytes_read)?;
+    lane.begin(state)?;
     // Complete files never have to be waited for.
-    drive(args, runner, (total, Unit::Bytes), |_| bytes_read.load(Ordering::Relaxed), || ())
+    drive(args, lane, (total, Unit::Bytes), |_| bytes_read.load(Ordering::Relaxed), || ())
 }
 
-fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Places) -> anyhow::Result<Outcome> {
+fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: StorePlaces) -> anyhow::Result<Outcome> {
     let kafka = &config.transport.kafka;
     if args.store.is_some() && kafka.lanes == Lanes::Partition {
         return Err(anyhow!("--from-kafka --store requires transport.kafka.lanes = \"one\": the store holds one lane"));
     }
     let cluster = Cluster::new(kafka)?;
     cluster.reach()?;
-    let (mut runner, mut state) = Runner::<Partition>::open(settings, &config.snapshot, places)?;
+    let (mut lane, mut state) = Lane::<Partition>::open(settings, &config.snapshot, places, Keeper::start)?;
     let stretches = resolve(args, &cluster, &state)?;
     state.positions = stretches.iter().map(|s| (s.place.name.clone(), s.place.position.clone())).collect();
-    runner.begin(state)?;
+    lane.begin(state)?;
     let places: Vec<_> = stretches.iter().map(|stretch| stretch.place.clone()).collect();
     let parser = Arc::new(Parser::new(settings));
     let ending = |i: usize| Ending::Until(stretches.get(i).map_or(0, |stretch| stretch.end));
     let number = places.iter().filter(|place| place.side == Side::Query).count();
     let spread = (kafka.lanes == Lanes::Partition).then(|| Spread::new(settings, number));
-    let (reader, logs) = Reader::start(&cluster, parser, &places, &Membership::Alone, spread, false, ending)?;
+    let bell = Arc::new(Bell::default());
+    let (_reader, logs) =
+        Reader::start(&cluster, parser, &places, &Membership::Alone, spread, false, bell.clone(), ending)?;
     for (place, log) in logs {
-        runner.merge.add(place.name, log, Some(place.position), None);
+        lane.merge.add(place.name, log, Some(place.position), None);
     }
     let total = stretches.iter().map(Stretch::offsets).sum();
-    let wait = || {
-        reader.wait(Duration::from_millis(20));
-    };
-    drive(args, runner, (total, Unit::Of("messages")), |events| events, wait)
+    let mut rings = 0;
+    let wait = || rings = bell.wait(rings, Duration::from_millis(20));
+    drive(args, lane, (total, Unit::Of("messages")), |events| events, wait)
 }
 
 /// The ranges of the topics to read: from the positions in the store, if it has any.
@@ -203,10 +207,10 @@ fn resolve(args: &Args, cluster: &Cluster, state: &MergeState) -> anyhow::Result
 /// Processes all events, then finishes; `done` maps a number of events to progress out of `total`.
 fn drive<S: Log>(
     args: &Args,
-    mut runner: Runner<S>,
+    mut lane: Lane<S>,
     (total, unit): (u64, Unit),
     done: impl Fn(u64) -> u64,
-    wait: impl Fn(),
+    mut wait: impl FnMut(),
 ) -> anyhow::Result<Outcome> {
     let mut trends = BTreeMap::new();
     let progress = Progress::new("replaying", total, unit);
@@ -214,7 +218,7 @@ fn drive<S: Log>(
     let speed = |events: u64| format!("{events} events, {:.0}/s", events as f64 / start.elapsed().as_secs_f64());
     let (mut told, mut events) = (0, 0_u64);
     loop {
-        match runner.step()? {
+        match lane.step()? {
             Stepped::Event(applied) => note(&mut trends, &applied),
             Stepped::Wait => {
                 wait();
@@ -232,10 +236,10 @@ fn drive<S: Log>(
     progress.advance(done(events) - told, || speed(events));
     progress.finish();
     if !args.keep_open {
-        note(&mut trends, &runner.close_windows());
+        note(&mut trends, &lane.close_windows());
     }
-    runner.finish()?;
-    Ok(Outcome { out_of_order: runner.merge.out_of_order(), engine: runner.engine, trends })
+    lane.finish()?;
+    Ok(Outcome { out_of_order: lane.merge.out_of_order(), engine: lane.engine, trends })
 }
 
 /// Adds all logs, each at its position in the state; returns their total size.
@@ -243,7 +247,7 @@ pub fn add_logs(
     queries: &[PathBuf],
     rewards: &[PathBuf],
     settings: &Settings,
-    runner: &mut Runner<Ahead>,
+    merge: &mut Merge<Ahead>,
     state: &MergeState,
     bytes_read: &Arc<AtomicU64>,
 ) -> anyhow::Result<u64> {
@@ -266,7 +270,7 @@ pub fn add_logs(
         let position = state.positions.get(&name);
         let mut log = LogFile::new(path, side, parser.clone(), AtEnd::Complete, position, bytes_read.clone());
         let first_ms = if position.is_none() { log.first_ms().with_context(cannot)? } else { None };
-        runner.merge.add(name, reader.follow(log), position.cloned(), first_ms);
+        merge.add(name, reader.follow(log), position.cloned(), first_ms);
     }
     Ok(total)
 }

@@ -1,32 +1,39 @@
-//! The daemon's loop on either transport.
+//! `learn`: worker threads step the lanes of this process, while the calling thread opens lanes and reports progress.
+//!
+//! | thread | does |
+//! |---|---|
+//! | `engine` (calls [`Run::follow`]) | opens and closes lanes by asking others to, reports status |
+//! | `worker-n` | steps lanes: reads, joins, learns |
+//! | `keeper`, one per lane | makes snapshots durable and publishes them |
+//! | `kafka` | polls the brokers for events |
+//! | `metadata` | asks the brokers whether topics and group have changed |
+//!
+//! None of them waits for another, except that a lane waits for its own keeper.
 
-use std::iter::once;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use tokio::runtime::Handle;
 
-use super::{CannotRead, DEAD_LETTERS_BYTES, Places, Retry, Runner, Stepped};
+use super::commit::Keeper;
+use super::error::{Doing, LaneError, Result};
+use super::lane::{Lane, Places};
+use super::slots::{Feed, Running, Slots};
+use super::{DEAD_LETTERS_BYTES, Retry};
 use crate::config::{Config, Lanes, Settings, TransportKind};
 use crate::engine::{Engine, Totals};
-use crate::merge::MergeState;
+use crate::merge::{Merge, MergeState};
 use crate::state::running::RunningStore;
 use crate::state::{LocalLane, generations};
-use crate::store::{self, DirStore, ONE_LANE, Shared};
+use crate::store::{DirStore, ONE_LANE, Shared};
 use crate::telemetry::{News, Status, Unread};
 use crate::transport::append::Appender;
 use crate::transport::directory::Directory;
 use crate::transport::file::{AtEnd, LogFile};
 use crate::transport::kafka::cluster::{Cluster, Problem};
-use crate::transport::kafka::consumer::{Ending, Membership, Partition, Reader};
-use crate::transport::kafka::outlet::KafkaOutlet;
-use crate::transport::kafka::params::ParamsTopic;
-use crate::transport::kafka::positions::{self, Place};
-use crate::transport::kafka::topics;
 use crate::transport::params::{Files, ParamsDir};
-use crate::transport::{Log, lock};
+use crate::transport::{Bell, Lines, lock};
 use crate::wire::events::Parser;
 
 /// Options of a run.
@@ -58,44 +65,36 @@ pub struct Outcome {
 }
 
 /// Interval of progress lines in the log.
-const NEWS_EVERY: Duration = Duration::from_secs(30);
+const PROGRESS_EVERY: Duration = Duration::from_secs(30);
 
 /// Interval of status updates; longer if an update takes more than this share of the time.
 const STATUS_EVERY: Duration = Duration::from_millis(250);
 const STATUS_SHARE: f64 = 0.01;
 
-/// Interval at which it checks that the topics were not recreated.
-pub(super) const CHECK_EVERY: Duration = Duration::from_secs(20);
-
-/// Number of events between two checks of idle logs.
-const LOOK_EVERY: u64 = 64;
-
-/// Name of the retried operation that reads log files.
-const READ: &str = "read";
-
-/// Wait time when idle.
-pub(super) const IDLE: Duration = Duration::from_millis(20);
+/// How long idle threads wait for news.
+const IDLE: Duration = Duration::from_millis(20);
 
 impl Run<'_> {
     /// Runs until it is done or stopped. `None` if it was stopped before it started.
     pub fn follow(&self) -> anyhow::Result<Option<Outcome>> {
-        match self.config.transport.kind {
-            TransportKind::File => self.follow_files().map(Some),
+        let outcome = match self.config.transport.kind {
+            TransportKind::File => self.follow_files(),
             TransportKind::Kafka => self.follow_topics(),
-        }
+        };
+        Ok(outcome?)
     }
 
     pub(super) fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    /// The daemon retries failures of the operating system; `--once` fails with an exit code.
+    /// The daemon retries what may succeed later; `--once` fails with an exit code.
     pub(super) fn retry(&self) -> Retry {
         if self.once { Retry::never() } else { Retry::until(self.stop.clone(), self.status.facts()) }
     }
 
     /// Opens the store. The daemon retries while the disk is full.
-    pub(super) fn open_store(&self) -> anyhow::Result<Shared<DirStore>> {
+    pub(super) fn open_store(&self) -> Result<Shared<DirStore>> {
         let store = self.retry().run("open_store", || Ok(super::open_store(&self.config.store)?))?;
         if let Err(error) = self.store.set(&self.config.store.dir, store.clone()) {
             tracing::warn!(%error, "cannot write backup-token to store.dir; `snapshots backup` has to wait for a restart");
@@ -108,347 +107,289 @@ impl Run<'_> {
         LocalLane::new(store.clone(), lane, (&self.config.snapshot).into())
     }
 
-    /// Opens what the brokers hold. A daemon retries while they cannot answer: `None` if it has to stop before they do.
-    pub(super) fn open_patiently<T>(&self, open: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+    /// The log of applied requests.
+    pub(super) fn audit(&self) -> Option<Box<dyn Lines>> {
+        let path = self.config.audit.path()?;
+        Some(Box::new(Appender::new(&path)))
+    }
+
+    /// Opens something. A daemon retries while the brokers or the disk cannot answer: `None` if it has to stop before they do.
+    pub(super) fn open_patiently<T>(&self, open: impl FnMut() -> Result<T>) -> Result<Option<T>> {
         match self.retry().run("open_lane", open) {
             Err(_) if !self.once && !self.goes_on() => Ok(None),
             opened => opened.map(Some),
         }
     }
 
-    /// Reports whether all partitions are read, and if not, the batch at which one has stopped.
-    pub(super) fn tell_ready(&self, reader: &Reader) {
-        let stopped = reader.unreadable();
-        self.status.set_ready(reader.is_assigned() && stopped.is_empty());
-        self.status.set_stopped(stopped.first().map(ToString::to_string));
+    fn follow_files(&self) -> Result<Option<Outcome>> {
+        let store = self.open_store()?;
+        let Some(running) = self.open_patiently(|| self.open_files(&store))? else { return Ok(None) };
+        let slots = Slots::of([(0, running)], self.retry());
+        tracing::info!(dir = %self.config.transport.file.dir.display(), once = self.once, "learning");
+        self.status.set_ready(true);
+        let report = |lanes: &[(i32, &Running<FileFeed>)], news: &mut News| {
+            for (_, Running { lane, feed }) in lanes {
+                news.unread = Some(Unread::of(feed.directory.unread(&lane.merge)));
+                news.skipped_files = feed.directory.skipped(&lane.merge);
+            }
+        };
+        self.drive(&slots, &Bell::default(), &mut |_| Ok(()), &report)?;
+        finish(&slots).map(Some)
     }
 
-    fn follow_files(&self) -> anyhow::Result<Outcome> {
+    fn open_files(&self, store: &Shared<DirStore>) -> Result<Running<FileFeed>> {
         let file = &self.config.transport.file;
-        let poll = Duration::from_millis(file.poll_ms);
         let idle = Duration::from_millis(file.idle_ms);
         let at_end = if self.once { AtEnd::Stop } else { AtEnd::Follow { idle } };
-        let cannot_read = || format!("cannot read the log directory {} (transport.file.dir)", file.dir.display());
         let dead_letters = Appender::rotating(&file.dir.join("dead-letters"), "dead-letters", DEAD_LETTERS_BYTES);
         let params = ParamsDir::new(&file.dir.join("params"));
         let published = params.published();
         let outlet = Box::new(Files { dead_letters, params: Some(params) });
-        let retry = self.retry();
-        let store = Some(self.lane_store(&self.open_store()?, ONE_LANE));
-        let (audit, facts) = (self.config.audit.path(), self.status.facts());
-        let places = Places { store, audit, outlet, published, facts: facts.clone(), retry: retry.clone() };
-        let (mut runner, state) = Runner::open(self.settings, &self.config.snapshot, places)?;
+        let store = Some(self.lane_store(store, ONE_LANE));
+        let facts = self.status.facts();
+        let places =
+            Places { store, audit: self.audit(), outlet, published, facts: facts.clone(), retry: self.retry() };
+        let (mut lane, state) = Lane::open(self.settings, &self.config.snapshot, places, Keeper::start)?;
         let parser = Arc::new(Parser::new(self.settings));
-        let mut directory = Directory::new(&file.dir, parser, at_end, state.positions.clone(), facts);
-        retry.run(READ, || directory.create().with_context(cannot_read))?;
-        runner.begin(state)?;
-        let scan = |directory: &mut Directory, runner: &mut Runner<LogFile>| {
-            retry.run(READ, || directory.scan(&mut runner.merge).with_context(cannot_read))
-        };
-        match scan(&mut directory, &mut runner) {
-            // Shutting down: the loop below does not start.
-            Err(_) if !self.once && !self.goes_on() => {}
-            scanned => scanned?,
-        }
-        for log in directory.missing() {
+        let directory = Directory::new(&file.dir, parser, at_end, state.positions.clone(), facts);
+        let poll = (!self.once).then(|| Duration::from_millis(file.poll_ms));
+        let mut feed = FileFeed { directory, poll, scanned: Instant::now(), dir: file.dir.display().to_string() };
+        self.retry().run("read", || feed.directory.create().doing(|| feed.cannot_read()))?;
+        lane.begin(state)?;
+        self.retry().run("read", || feed.scan(&mut lane.merge))?;
+        for log in feed.directory.missing() {
             tracing::warn!(log, "log file is missing; it was read before");
         }
-        tracing::info!(dir = %file.dir.display(), once = self.once, "learning");
-        self.status.set_ready(true);
-        let (mut scanned, mut teller) = (Instant::now(), Teller::new(self.status));
-        while self.goes_on() {
-            if !self.once && scanned.elapsed() >= poll {
-                match scan(&mut directory, &mut runner) {
-                    Err(_) if !self.goes_on() => break,
-                    scanned => scanned?,
-                }
-                scanned = Instant::now();
-            }
-            let stepped = match runner.step() {
-                // All logs wait, so that readable ones do not run ahead of the others.
-                Err(error) if error.is::<CannotRead>() => match retry.run(READ, || runner.step()) {
-                    Err(_) if !self.once && !self.goes_on() => break,
-                    stepped => stepped?,
-                },
-                stepped => stepped?,
-            };
-            let tell = |news: &mut News| {
-                news.unread = Some(Unread::of(directory.unread(&runner.merge)));
-                news.skipped_files = directory.skipped(&runner.merge);
-            };
-            match stepped {
-                Stepped::Event(_) => teller.events(once(&runner), 1, tell),
-                Stepped::End if self.once => break,
-                Stepped::Wait | Stepped::End => {
-                    teller.tell(once(&runner), tell);
-                    runner.snapshot_if_due()?;
-                    std::thread::sleep(poll);
-                }
-            }
-        }
-        finish(vec![runner])
+        Ok(Running { lane, feed })
     }
 
-    fn follow_topics(&self) -> anyhow::Result<Option<Outcome>> {
-        let kafka = &self.config.transport.kafka;
-        let cluster = Cluster::new(kafka)?;
+    fn follow_topics(&self) -> Result<Option<Outcome>> {
+        let cluster = Cluster::new(&self.config.transport.kafka)?;
         if self.once {
             cluster.reach()?;
         } else if !cluster.await_reach(|| self.goes_on())? {
             return Ok(None);
         }
-        if kafka.lanes == Lanes::Partition {
-            return self.follow_lanes(&cluster);
+        match cluster.config.lanes {
+            Lanes::One => self.follow_one(&cluster),
+            Lanes::Partition => self.follow_fleet(&cluster),
         }
-        let Some(mut lane) = self.open_patiently(|| self.open_lane(&cluster))? else { return Ok(None) };
-        let instance =
-            store::instance(&self.config.store.dir).context("cannot read or write the instance ID in store.dir")?;
-        let (reader, idle) = self.begin_lane(&cluster, &instance, &mut lane)?;
-        tracing::info!(brokers = kafka.brokers, once = self.once, "learning");
-        let (mut teller, mut checked) = (Teller::new(self.status), Instant::now());
-        while self.goes_on() {
-            if checked.elapsed() >= CHECK_EVERY {
-                positions::check_ids(&cluster, &lane.places)?;
-                checked = Instant::now();
-            }
-            self.tell_ready(&reader);
-            for (place, log) in reader.added(idle) {
-                if let Some(place) = self.open_patiently(|| Ok(named(&cluster, place.clone())?))? {
-                    lane.merge(place, log);
+    }
+
+    /// Steps the lanes until the run is stopped, fails or, with `--once`, is at its end. Calls `tend` at short intervals, with the
+    /// lanes that other instances have taken over; `report` completes status reports.
+    pub(super) fn drive<F: Feed>(
+        &self,
+        slots: &Slots<F>,
+        bell: &Bell,
+        tend: &mut dyn FnMut(Vec<i32>) -> Result<()>,
+        report: &Report<'_, F>,
+    ) -> Result<()> {
+        let work = Work { once: self.once, ..Work::new(slots, bell) };
+        std::thread::scope(|scope| {
+            for n in 0..self.config.runtime.workers().min(slots.lanes().count()) {
+                let worker = std::thread::Builder::new().name(format!("worker-{n}"));
+                if let Err(error) = worker.spawn_scoped(scope, || work.run()) {
+                    work.end(Err(error.into()));
                 }
             }
-            let (events, last) = lane.runner.step_some()?;
-            let tell = |news: &mut News| tell_kafka(news, &reader, &cluster, once(&lane.runner));
-            if events > 0 {
-                teller.events(once(&lane.runner), events, tell);
-                lane.wake(reader.wait(Duration::ZERO));
-                continue;
+            let mut reporter = Reporter::new(self.status);
+            while self.goes_on() && !work.is_over() {
+                let taken = std::mem::take(&mut *lock(&work.taken));
+                if let Err(error) = tend(taken) {
+                    work.end(Err(error));
+                }
+                reporter.report(&work, report);
+                work.wait(IDLE);
             }
-            if last == Some(Stepped::End) && self.once {
-                break;
+            work.end(Ok(()));
+        });
+        work.result.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).unwrap_or(Ok(()))
+    }
+}
+
+/// Completes a status report.
+pub(super) type Report<'r, F> = dyn Fn(&[(i32, &Running<F>)], &mut News) + 'r;
+
+/// What the workers share.
+struct Work<'a, F: Feed> {
+    slots: &'a Slots<F>,
+    bell: &'a Bell,
+    once: bool,
+    events: AtomicU64,
+    /// Lanes that other instances have taken over.
+    taken: Mutex<Vec<i32>>,
+    over: AtomicBool,
+    ended: Bell,
+    result: Mutex<Option<Result<()>>>,
+}
+
+impl<'a, F: Feed> Work<'a, F> {
+    fn new(slots: &'a Slots<F>, bell: &'a Bell) -> Self {
+        Self {
+            slots,
+            bell,
+            once: false,
+            events: AtomicU64::new(0),
+            taken: Mutex::default(),
+            over: AtomicBool::new(false),
+            ended: Bell::default(),
+            result: Mutex::default(),
+        }
+    }
+
+    /// A worker: steps all lanes in turn.
+    fn run(&self) {
+        let lanes: Vec<i32> = self.slots.lanes().collect();
+        while !self.is_over() {
+            let (rings, mut events) = (self.bell.rings(), 0);
+            for lane in &lanes {
+                match self.slots.step(*lane) {
+                    Ok(taken) => events += taken.unwrap_or(0),
+                    Err(error) if error.is_taken() && !self.once => self.report_taken(*lane, &error),
+                    Err(error) => return self.end(Err(error)),
+                }
             }
-            teller.tell(once(&lane.runner), tell);
-            lane.runner.snapshot_if_due()?;
-            lane.wake(reader.wait(IDLE));
+            self.events.fetch_add(events, Ordering::Relaxed);
+            if events == 0 {
+                if self.once && self.slots.at_end() {
+                    return self.end(Ok(()));
+                }
+                self.bell.wait(rings, IDLE);
+            }
         }
-        finish(vec![lane.runner]).map(Some)
     }
 
-    /// The lane restored from its snapshot, or a new one.
-    fn open_lane(&self, cluster: &Cluster) -> anyhow::Result<OneLane> {
-        let message_bytes = self.runtime.block_on(topics::check_params(cluster, self.settings))?;
-        let limits = self.runtime.block_on(topics::letter_limits(cluster, self.settings));
-        let reader = Arc::new(OnceLock::new());
-        let outlet = KafkaOutlet::new(cluster, message_bytes, limits)?.telling(reader.clone());
-        let outlet = Arc::new(Mutex::new(outlet));
-        let published = ParamsTopic::open(cluster)?.newest()?;
-        let store = self.open_store()?;
-        check_lanes(&store, |lane| lane == ONE_LANE)?;
-        for space in self.settings.sharded().keys() {
-            tracing::warn!(
-                space = space.as_str(),
-                "ignored spaces.SPACE.shards: shards need transport.kafka.lanes = \"partition\""
-            );
+    fn report_taken(&self, lane: i32, error: &LaneError) {
+        let mut taken = lock(&self.taken);
+        if !taken.contains(&lane) {
+            tracing::warn!(lane, %error, "another instance owns the lane");
+            taken.push(lane);
         }
-        let (audit, facts) = (self.config.audit.path(), self.status.facts());
-        let outlet_of_runner = Box::new(outlet.clone());
-        let retry = self.retry();
-        let places = Places {
-            store: Some(self.lane_store(&store, ONE_LANE)),
-            audit,
-            outlet: outlet_of_runner,
-            published,
-            facts,
-            retry,
-        };
-        let (runner, mut state) = Runner::open(self.settings, &self.config.snapshot, places)?;
-        let (places, gaps) = positions::resolve(cluster, &state, None, self.accept_gap)?;
-        lock(&outlet).note_gaps(&gaps)?;
-        state.positions = positions::of(&places);
-        Ok(OneLane { runner, state, places, logs: Vec::new(), reader })
     }
 
-    /// Takes the first snapshot and starts to read.
-    fn begin_lane(
-        &self,
-        cluster: &Cluster,
-        instance: &str,
-        lane: &mut OneLane,
-    ) -> anyhow::Result<(Arc<Reader>, Ending)> {
-        if !self.once {
-            self.open_patiently(|| Ok(check_alone(cluster, instance)?))?;
+    /// Ends the run; the first result counts.
+    fn end(&self, result: Result<()>) {
+        lock(&self.result).get_or_insert(result);
+        self.over.store(true, Ordering::SeqCst);
+        self.ended.ring();
+        self.bell.ring();
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    /// Waits, but not beyond the end.
+    fn wait(&self, time: Duration) {
+        if !self.is_over() {
+            self.ended.wait(0, time);
         }
-        lane.runner.begin(lane.state.clone())?;
-        let idle = Ending::Follow { idle: Duration::from_millis(cluster.config.idle_ms) };
-        let ends = if self.once { positions::ends(cluster, &lane.places)? } else { Vec::new() };
-        let membership =
-            if self.once { Membership::Alone } else { Membership::Group { instance: instance.to_owned() } };
-        let parser = Arc::new(Parser::new(self.settings));
-        let ending = |i: usize| ends.get(i).map_or(idle, |end| Ending::Until(*end));
-        let (reader, logs) = Reader::start(cluster, parser, &lane.places, &membership, None, self.accept_gap, ending)?;
-        let _ = lane.reader.set(reader.clone());
-        for (place, log) in logs {
-            lane.merge(place, log);
-        }
-        Ok((reader, idle))
     }
 }
 
-/// All partitions together.
-struct OneLane {
-    runner: Runner<Partition>,
-    state: MergeState,
-    /// What is read.
-    places: Vec<Place>,
-    /// Its logs in the merge.
-    logs: Vec<usize>,
-    reader: Arc<OnceLock<Arc<Reader>>>,
+/// The logs of a directory.
+struct FileFeed {
+    directory: Directory,
+    /// Interval of scans; none with `--once`.
+    poll: Option<Duration>,
+    scanned: Instant,
+    dir: String,
 }
 
-impl OneLane {
-    fn wake(&mut self, news: bool) {
-        if news {
-            self.logs.iter().for_each(|log| self.runner.merge.wake(*log));
-        }
+impl FileFeed {
+    fn scan(&mut self, merge: &mut Merge<LogFile>) -> Result<()> {
+        self.scanned = Instant::now();
+        let scanned = self.directory.scan(merge);
+        scanned.doing(|| self.cannot_read())
     }
 
-    fn merge(&mut self, place: Place, log: Partition) {
-        self.logs.push(self.runner.merge.add(place.name, log, Some(place.position), None));
+    fn cannot_read(&self) -> String {
+        format!("cannot read the log directory {} (transport.file.dir)", self.dir)
     }
 }
 
-/// A partition that was added to its topic while the others were read, with its name in snapshots.
-fn named(cluster: &Cluster, mut place: Place) -> Result<Place, Problem> {
-    let ids = cluster.topic_ids(&[&place.topic])?;
-    place.name = positions::name(&place.topic, &ids, place.partition);
-    Ok(place)
-}
+impl Feed for FileFeed {
+    type Log = LogFile;
 
-/// Statistics of the Kafka client, and the lag of these lanes.
-pub(super) fn tell_kafka<'r>(
-    news: &mut News,
-    reader: &Reader,
-    cluster: &Cluster,
-    runners: impl Iterator<Item = &'r Runner<Partition>>,
-) {
-    let floors = runners.flat_map(|runner| runner.merge.floors());
-    let floors = floors.filter_map(|(name, floor)| Some((positions::parse(name)?, floor))).collect();
-    news.lags = reader.lags(&floors);
-    news.unreadable = reader.unreadable();
-    news.rebalances = reader.rebalances();
-    news.broker_errors = cluster.trouble.counts();
+    fn refresh(&mut self, merge: &mut Merge<LogFile>) -> Result<()> {
+        let is_due = self.poll.is_some_and(|poll| self.scanned.elapsed() >= poll);
+        if is_due { self.scan(merge) } else { Ok(()) }
+    }
+
+    fn reached(&mut self, _positions: &MergeState) {}
 }
 
 /// Fails if the store holds an unknown lane.
-pub(super) fn check_lanes(store: &Shared<DirStore>, is_ours: impl Fn(&str) -> bool) -> anyhow::Result<()> {
+pub(super) fn check_lanes(store: &Shared<DirStore>, is_ours: impl Fn(&str) -> bool) -> Result<()> {
     match generations::lanes(&*store.lock())?.into_iter().find(|lane| !is_ours(lane)) {
         Some(other) => Err(Problem::OtherLanes(other).into()),
         None => Ok(()),
     }
 }
 
-/// Fails if the group has another member: a lane has one reader, and a second must not disturb the first.
-fn check_alone(cluster: &Cluster, instance: &str) -> Result<(), Problem> {
-    match cluster.members()?.into_iter().find(|(client, _)| client != instance) {
-        Some((client, host)) => Err(Problem::AnotherInstance(format!("{client} at {host}"))),
-        None => Ok(()),
+/// Takes the last snapshot of every lane.
+pub(super) fn finish<F: Feed>(slots: &Slots<F>) -> Result<Outcome> {
+    let mut open = slots.take_open();
+    for Running { lane, feed } in &mut open {
+        lane.finish()?;
+        if let Some(positions) = lane.take_reached() {
+            feed.reached(&positions);
+        }
     }
-}
-
-/// Fails while a fleet runs.
-pub(super) fn check_stopped(cluster: &Cluster) -> Result<(), Problem> {
-    match cluster.members()?.first() {
-        Some((client, host)) => Err(Problem::FleetRuns(format!("{client} at {host}"))),
-        None => Ok(()),
-    }
-}
-
-pub(super) fn finish<S: Log>(mut runners: Vec<Runner<S>>) -> anyhow::Result<Outcome> {
-    runners.iter_mut().try_for_each(Runner::finish)?;
-    let out_of_order = runners.iter().map(|runner| runner.merge.out_of_order()).sum();
-    let engines: Vec<Engine> = runners.into_iter().map(|runner| runner.engine).collect();
+    let out_of_order = open.iter().map(|running| running.lane.merge.out_of_order()).sum();
+    let engines: Vec<Engine> = open.into_iter().map(|running| running.lane.engine).collect();
     let counts = Totals::of(&engines).counts;
     tracing::info!(queries = counts.queries(), rewards = counts.rewards(), applied = counts.applied, "stopped");
     Ok(Outcome { engines, out_of_order })
 }
 
-impl<S: Log> Runner<S> {
-    /// Processes some events: returns how many, and the last result unless more events are ready.
-    pub(super) fn step_some(&mut self) -> anyhow::Result<(u64, Option<Stepped>)> {
-        for taken in 0..LOOK_EVERY {
-            let stepped = self.step()?;
-            if !matches!(stepped, Stepped::Event(_)) {
-                return Ok((taken, Some(stepped)));
-            }
-        }
-        Ok((LOOK_EVERY, None))
-    }
-}
-
 /// Reports progress: to the log at intervals, and to the status endpoints.
-pub(super) struct Teller<'a> {
+struct Reporter<'a> {
     status: &'a Status,
-    since: Instant,
-    told: Instant,
+    logged: Instant,
+    reported: Instant,
     took: Duration,
+    /// Events when progress was last logged.
     events: u64,
-    /// Backlog: messages, bytes.
-    behind: (Option<u64>, Option<u64>),
 }
 
-impl<'a> Teller<'a> {
-    pub(super) fn new(status: &'a Status) -> Self {
-        Self {
-            status,
-            since: Instant::now(),
-            told: Instant::now(),
-            took: Duration::ZERO,
-            events: 0,
-            behind: (None, None),
-        }
+impl<'a> Reporter<'a> {
+    fn new(status: &'a Status) -> Self {
+        let (logged, reported) = (Instant::now(), Instant::now());
+        Self { status, logged, reported, took: Duration::ZERO, events: 0 }
     }
 
-    pub(super) fn events<'r, S: Log + 'r>(
-        &mut self,
-        runners: impl Iterator<Item = &'r Runner<S>> + Clone,
-        number: u64,
-        more: impl Fn(&mut News),
-    ) {
-        let before = self.events;
-        self.events += number;
-        if before / LOOK_EVERY == self.events / LOOK_EVERY {
+    fn report<F: Feed>(&mut self, work: &Work<'_, F>, more: &Report<'_, F>) {
+        if self.reported.elapsed() < STATUS_EVERY.max(self.took.div_f64(STATUS_SHARE)) {
             return;
         }
-        self.tell(runners.clone(), more);
-        if self.since.elapsed() >= NEWS_EVERY {
-            let totals = Totals::of(runners.map(|runner| &runner.engine));
-            let rate = self.events as f64 / self.since.elapsed().as_secs_f64();
-            tracing::info!(
-                events_per_s = rate.round(),
-                applied = totals.counts.applied,
-                pending = totals.counts.join.queries.pending,
-                mean_reward = totals.mean_reward,
-                lag = self.behind.0,
-                unread_bytes = self.behind.1,
-                "learning"
-            );
-            (self.since, self.events) = (Instant::now(), 0);
-        }
+        let begun = Instant::now();
+        let news = work.slots.look(|lanes| {
+            let out_of_order = lanes.iter().map(|(_, running)| running.lane.merge.out_of_order()).sum();
+            let mut news = News::of(lanes.iter().map(|(_, running)| &running.lane.engine), out_of_order);
+            more(lanes, &mut news);
+            news
+        });
+        self.log(work.events.load(Ordering::Relaxed), &news);
+        self.status.tell(news);
+        (self.reported, self.took) = (Instant::now(), begun.elapsed());
     }
 
-    pub(super) fn tell<'r, S: Log + 'r>(
-        &mut self,
-        runners: impl Iterator<Item = &'r Runner<S>> + Clone,
-        more: impl Fn(&mut News),
-    ) {
-        if self.told.elapsed() >= STATUS_EVERY.max(self.took.div_f64(STATUS_SHARE)) {
-            let begun = Instant::now();
-            let out_of_order = runners.clone().map(|runner| runner.merge.out_of_order()).sum();
-            let mut news = News::of(runners.map(|runner| &runner.engine), out_of_order);
-            more(&mut news);
-            self.behind = ((!news.lags.is_empty()).then(|| news.lag()), news.unread.as_ref().map(Unread::bytes));
-            self.status.tell(news);
-            (self.told, self.took) = (Instant::now(), begun.elapsed());
+    fn log(&mut self, events: u64, news: &News) {
+        let seconds = self.logged.elapsed();
+        if seconds < PROGRESS_EVERY || events == self.events {
+            return;
         }
+        tracing::info!(
+            events_per_s = ((events - self.events) as f64 / seconds.as_secs_f64()).round(),
+            applied = news.counts.applied,
+            pending = news.counts.join.queries.pending,
+            mean_reward = news.mean_reward,
+            lag = (!news.lags.is_empty()).then(|| news.lag()),
+            unread_bytes = news.unread.as_ref().map(Unread::bytes),
+            "learning"
+        );
+        (self.logged, self.events) = (Instant::now(), events);
     }
 }

@@ -1,363 +1,420 @@
-//! A lane that moves between instances.
+//! A lane: the unit that is owned, snapshotted and moved as a whole.
 //!
-//! The snapshots topic is the source of truth about a lane. A snapshot of the lane is one transaction under the lane's
-//! transactional ID: its state, the parameters of that state and its dead letters. A new owner initializes transactions
-//! under that ID, which aborts the open transaction of the previous owner and fences it, and only then reads the state. So
-//! there is one history, even if a stale owner is still running:
-//!
-//! 1. all messages are delivered, but not committed; a fenced owner fails here and stops,
-//! 2. the lines of the snapshot are appended to the log of applied requests,
-//! 3. the transaction is committed,
-//! 4. the snapshot is written to the local store.
-//!
-//! A crash between 2 and 3 leaves uncommitted lines; one between 3 and 4 leaves a store that is behind. Both are repaired:
-//! the state holds the committed log length of every instance that owned the lane ([`SharedHead::audits`]). An instance
-//! truncates its log to that length when it takes over the lane, or when it sees that another instance has done so
-//! ([`Desk::settle`]): the new owner started after all transactions of this instance were decided, so its record is final.
-//! While the newest state is an instance's own, its last transaction may still be undecided, and it leaves its log alone.
-//! Every owner writes a first snapshot before its first event, so a state of another owner is never older than its lines.
-//!
-//! The local store never holds uncommitted state. `pointsman snapshots` reads it, and it is the fallback if the topic is
-//! lost. A state on the topic takes precedence, unless the local one has a later epoch, which a rollback or an import
-//! starts.
+//! Events come in from a merge of logs, go through the engine, and what follows from them is handed to a [`Keeper`] when a
+//! snapshot is due. `learn`, `replay` and `demo` run the same lane with other logs and other ways to commit.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use serde_json::{Value, json};
 
+use super::clock::Clock;
+use super::commit::{Commit, Keeper, Local, Work};
+use super::error::{Doing, Result};
 use super::retry::Retry;
-use super::{Carry, Keeps, Runner, Work, checkpoint, cut_audit, note_changes};
 use crate::config::{Settings, SnapshotConfig};
-use crate::engine::Engine;
-use crate::failpoint;
-use crate::merge::MergeState;
+use crate::dead_letters::Recording;
+use crate::engine::{Applied, DeadLetter, Engine};
+use crate::event::Name;
+use crate::merge::{Merge, MergeState, Next, Origin, Sourced};
 use crate::router::Params;
-use crate::snapshot::{LaneHead, SharedHead, fingerprint};
-use crate::state::generations::difference;
-use crate::state::{Change, LaneStore, LocalLane, Records, Resumed, Retention, Snapshot};
-use crate::store::{DirStore, Shared};
-use crate::telemetry::Facts;
-use crate::transport::append::Appender;
-use crate::transport::kafka::cluster::{Cluster, Problem};
-use crate::transport::kafka::consumer::{Partition, Reader};
-use crate::transport::kafka::homes::partition_of;
-use crate::transport::kafka::outlet::{LetterLimits, Outgoing};
-use crate::transport::kafka::standby::Standby;
-use crate::transport::kafka::state::{self, Entries, Mirror};
-use crate::transport::kafka::transaction::Transactions;
+use crate::snapshot::{LaneHead, Publication, fingerprint, next_epoch};
+use crate::state::{LaneStore, Restored};
+use crate::store::SnapshotStore;
+use crate::telemetry::{Facts, Published};
+use crate::transport::{Letter, Lines, Log, Outlet};
+use crate::wire::params::{self, STAMP_MAX};
 
-/// What the lanes of an instance share.
-pub(super) struct Desk<'a> {
-    pub cluster: &'a Cluster,
-    pub settings: &'a Settings,
-    pub cadence: &'a SnapshotConfig,
-    pub store: Shared<DirStore>,
-    /// ID of this instance.
-    pub instance: String,
-    /// Number of lanes of all instances.
-    pub partitions: usize,
-    /// Path of the log of applied requests; each lane has a file of its own.
-    pub audit: Option<PathBuf>,
-    /// Maximum message size.
-    pub message_bytes: usize,
-    /// Size limits of dead letters.
-    pub limits: LetterLimits,
-    /// The reader, once it is started.
-    pub reader: Arc<OnceLock<Arc<Reader>>>,
-    /// Standby copies of the lanes of other instances, if enabled.
-    pub standby: Option<Standby>,
+/// Limit on the lines held in memory until a snapshot makes them durable, in bytes.
+const LINES_BYTES_MAX: usize = 8 << 20;
+
+/// Number of events that [`Lane::step_some`] processes at most.
+const STEPS_MAX: u64 = 64;
+
+/// Where a run stores its state and output.
+pub struct Places<S> {
+    /// The store; without one, nothing outlives the run.
+    pub store: Option<LaneStore<S>>,
+    /// The log of applied requests.
+    pub audit: Option<Box<dyn Lines>>,
+    /// Dead letters and parameters.
+    pub outlet: Box<dyn Outlet>,
+    /// The newest published parameters.
+    pub published: Vec<Params>,
     /// Receives facts for metrics and logs.
     pub facts: Arc<Facts>,
-    /// Retries failures of the local disk.
+    /// Retries failures of the operating system.
     pub retry: Retry,
 }
 
-/// A lane whose previous owner is fenced, with the state that it left.
-pub(super) struct Claim {
-    transactions: Transactions,
-    entries: Entries,
+/// Which outputs of a lane are kept.
+pub(super) struct Keeps {
+    pub snapshots: bool,
+    pub params: bool,
+    pub audit: bool,
+    /// Whether spaces with shards run in several lanes: a merger publishes their parameters.
+    pub spread: bool,
 }
 
-/// A lane that is ready to run.
-pub(super) struct Opened {
-    pub runner: Runner<Partition>,
-    /// Positions to resume from.
-    pub state: MergeState,
-    /// Whether the published parameters match the state.
-    pub is_published: bool,
-    /// Aborts its transaction soon.
-    pub give_up: Arc<AtomicBool>,
-}
-
-impl Desk<'_> {
-    /// Fences the previous owner of the lane and reads the state it left.
-    pub fn claim(&self, lane: i32) -> Result<Claim, Problem> {
-        let transactions =
-            Transactions::take_over(self.cluster, &lane_name(lane), self.message_bytes, Some(self.limits))?;
-        let copy = self.standby.as_ref().and_then(|standby| standby.take(lane));
-        if let Some((entries, next)) = copy {
-            let entries = state::read(self.cluster, lane, entries, next)?;
-            if is_whole(&self.cluster.config.topics.snapshots, lane, &entries) {
-                return Ok(Claim { transactions, entries });
-            }
-            tracing::info!(lane, "standby copy of the lane is incomplete; reading it from the topic");
-        }
-        let entries = state::read(self.cluster, lane, Entries::new(), 0)?;
-        Ok(Claim { transactions, entries })
-    }
-
-    /// Opens a lane. Calls `published` only if the state of the lane does not tell what is published.
-    pub fn open(
-        &self,
-        lane: i32,
-        claim: Claim,
-        published: &mut dyn FnMut() -> anyhow::Result<Vec<Params>>,
-    ) -> anyhow::Result<Opened> {
-        let name = lane_name(lane);
-        let shared = Mirror::open(&self.cluster.config.topics.snapshots, lane, claim.entries)?;
-        let mut shared = LaneStore::new(shared, &name, Retention::newest(1));
-        let mut local = LocalLane::new(self.store.clone(), &name, self.cadence.into());
-        let Begun { snapshot, mut head, from_topic, shared_changes, local_changes, mut shared_head } =
-            self.choose(lane, &mut shared, &mut local)?;
-        let fresh = snapshot.is_none();
-        let engine = match snapshot {
-            Some(snapshot) => Engine::restore(self.settings.clone(), head.engine.clone(), snapshot.records)
-                .with_context(|| format!("the state of lane {name} does not match the configuration"))?,
-            None => Engine::new(self.settings.clone()),
-        };
-        if !fresh {
-            note_changes(&head, self.settings);
-        }
-        let mut audit = self.audit.as_deref().map(|path| Appender::new(&lane_path(path, lane)));
-        if let Some(log) = &mut audit {
-            let known = shared_head.audits.get(&self.instance).filter(|_| from_topic);
-            head.audit_bytes = known.map_or(head.audit_bytes, |audit| audit.bytes);
-            cut_audit(log, &mut head, fresh || (from_topic && known.is_none()))?;
-        }
-        shared_head.instance.clone_from(&self.instance);
-        shared_head.partitions = self.partitions as u32;
-        shared_head.term += 1;
-        let is_published = from_topic && head.configuration == fingerprint(self.settings);
-        let keeps = Keeps { snapshots: true, params: true, audit: audit.is_some(), spread: true };
-        let give_up = claim.transactions.given_up();
-        let outlets = LaneOutlets {
-            cluster: self.cluster.clone(),
-            transactions: claim.transactions,
-            shared,
-            head: shared_head,
-            audit_bytes: head.audit_bytes,
-            audit,
-            limits: self.limits,
-            facts: self.facts.clone(),
-            retry: self.retry.or_until(give_up.clone()),
-            reader: self.reader.clone(),
-            shared_changes,
-            local_changes,
-            local,
-        };
-        let (mut runner, state) =
-            Runner::resume(self.settings, self.cadence, (engine, head), keeps, self.facts.clone(), outlets)?;
-        if !from_topic {
-            let of_lane = |params: &Params| partition_of(&params.space, self.partitions) == lane;
-            let known: Vec<Params> = published()?.into_iter().filter(of_lane).collect();
-            runner.meet_published(&known);
-        }
-        Ok(Opened { runner, state, is_published, give_up })
-    }
-
-    /// Chooses the state to resume from: the topic, or the local store if that is ahead; and what the other one lacks.
-    fn choose(&self, lane: i32, shared: &mut LaneStore<Mirror>, local: &mut LocalLane) -> anyhow::Result<Begun> {
-        let topic = &self.cluster.config.topics.snapshots;
-        let bad = |problem: String| Problem::BadState { lane: format!("{topic}/{lane}"), problem };
-        let Resumed { snapshot: found, damaged } = shared.resume()?;
-        if let (None, Some(damage)) = (&found, damaged.first()) {
-            return Err(bad(damage.to_string()).into());
-        }
-        let Some(found) = found else {
-            let snapshot = newest(local)?;
-            let head = snapshot.as_ref().map_or(Ok(LaneHead::default()), |snapshot| LaneHead::open(&snapshot.head))?;
-            let records = snapshot.as_ref().map_or_else(Records::new, |snapshot| snapshot.records.clone());
-            let shared_changes = difference(&Records::new(), &records);
-            return Ok(Begun { head, shared_changes, snapshot, ..Begun::default() });
-        };
-        let shared_head = SharedHead::open(&found.head).map_err(|error| bad(error.to_string()))?;
-        self.check_partitions(&shared_head)?;
-        let head = LaneHead::open(&shared_head.lane).map_err(|error| bad(error.to_string()))?;
-        // One that is damaged is replaced.
-        let copy = local.resume()?.snapshot;
-        let of_copy = copy.as_ref().and_then(|copy| LaneHead::open(&copy.head).ok());
-        if let (Some(copy), Some(of_copy)) = (&copy, of_copy)
-            && of_copy.epoch > head.epoch
-        {
-            tracing::warn!(
-                lane = local.lane(),
-                epoch = of_copy.epoch,
-                "the store has a later epoch than the topic; resuming from the store"
-            );
-            let shared_changes = difference(&found.records, &copy.records);
-            let snapshot = Some(copy.clone());
-            return Ok(Begun { snapshot, head: of_copy, shared_changes, shared_head, ..Begun::default() });
-        }
-        let local_changes = difference(&copy.map_or_else(Records::new, |copy| copy.records), &found.records);
-        let term = shared_head.term;
-        tracing::info!(
-            lane = local.lane(),
-            term,
-            from = shared_head.instance,
-            records = found.records.len(),
-            "took over lane"
-        );
-        Ok(Begun { snapshot: Some(found), head, from_topic: true, local_changes, shared_head, ..Begun::default() })
-    }
-
-    /// Fails if the spaces were distributed over another number of partitions.
-    pub fn check_partitions(&self, head: &SharedHead) -> Result<(), Problem> {
-        let (before, now) = (head.partitions as usize, self.partitions);
-        let topic = self.cluster.config.topics.queries.clone();
-        if before == now { Ok(()) } else { Err(Problem::MorePartitions { topic, before, now }) }
-    }
-
-    /// Truncates the log of a lane that another instance has taken over. False while its committed length is unknown.
-    pub fn settle(&self, lane: i32, head: &SharedHead) -> anyhow::Result<bool> {
-        let Some(path) = self.audit.as_deref().map(|path| lane_path(path, lane)) else { return Ok(true) };
-        if head.instance == self.instance {
-            return Ok(false);
-        }
-        if let Some(audit) = head.audits.get(&self.instance) {
-            let length = Appender::new(&path).cut(audit.bytes).context("cannot write audit.applied_log")?;
-            if length > audit.bytes {
-                tracing::info!(lane, cut = length - audit.bytes, "removed uncommitted lines from audit.applied_log");
-            }
-        }
-        Ok(true)
-    }
-}
-
-/// The state that a lane starts from.
-#[derive(Default)]
-struct Begun {
-    snapshot: Option<Snapshot>,
+/// An engine, the merge of its logs, and how its effects become durable.
+pub struct Lane<S> {
+    /// The engine.
+    pub engine: Engine,
+    /// Its logs.
+    pub merge: Merge<S>,
+    settings: Settings,
+    cadence: SnapshotConfig,
     head: LaneHead,
-    from_topic: bool,
-    /// Changes that the topic and the local store lack.
-    shared_changes: Vec<Change>,
-    local_changes: Vec<Change>,
-    shared_head: SharedHead,
-}
-
-/// Where the work of a lane goes.
-struct LaneOutlets {
-    cluster: Cluster,
-    transactions: Transactions,
-    shared: LaneStore<Mirror>,
-    head: SharedHead,
-    audit: Option<Appender>,
-    audit_bytes: u64,
-    limits: LetterLimits,
+    keeper: Keeper,
+    keeps: Keeps,
     facts: Arc<Facts>,
-    retry: Retry,
-    local: LocalLane,
-    reader: Arc<OnceLock<Arc<Reader>>>,
-    shared_changes: Vec<Change>,
-    local_changes: Vec<Change>,
+    clock: Arc<dyn Clock>,
+    work: Work,
+    dead_bytes: usize,
+    applied_since: u64,
+    events_since: u64,
+    last_snapshot: Duration,
 }
 
-impl Carry for LaneOutlets {
-    fn carry_out(&mut self, mut work: Work) -> anyhow::Result<()> {
-        if let Some((head, changes)) = work.snapshot.take() {
-            self.commit(&work, head, changes)?;
-            self.facts.published(std::mem::take(&mut work.told));
-            if let Some(reader) = self.reader.get() {
-                reader.commit(&work.positions);
+/// Starts the keeper of a lane: [`Keeper::start`] or [`Keeper::here`].
+pub type StartKeeper = fn(Box<dyn Commit>) -> Result<Keeper>;
+
+impl<S: Log> Lane<S> {
+    /// Resumes from the newest snapshot of the store, if there is one. Also returns the positions of the logs to add.
+    pub fn open<T: SnapshotStore + 'static>(
+        settings: &Settings,
+        cadence: &SnapshotConfig,
+        places: Places<T>,
+        keeper: StartKeeper,
+    ) -> Result<(Self, MergeState)> {
+        let Places { store: mut snapshots, mut audit, outlet, published, facts, retry } = places;
+        let restored = match &mut snapshots {
+            Some(snapshots) => restore(snapshots, settings)?,
+            None => None,
+        };
+        let fresh = restored.is_none();
+        let (engine, mut head) = restored.unwrap_or_else(|| (Engine::new(settings.clone()), LaneHead::default()));
+        if let Some(log) = &mut audit {
+            cut_audit(&mut **log, &mut head, fresh)?;
+        }
+        if !fresh {
+            note_changes(&head, settings);
+        }
+        let (snapshots_kept, params) = (snapshots.is_some(), outlet.publishes());
+        let keeps = Keeps { snapshots: snapshots_kept, params, audit: audit.is_some(), spread: false };
+        let clock = retry.clock().clone();
+        let commit = Local { snapshots, audit, outlet, facts: facts.clone(), retry };
+        let keeper = keeper(Box::new(commit))?;
+        let (mut lane, positions) = Self::resume(settings, cadence, (engine, head), keeps, (facts, clock), keeper);
+        lane.meet_published(&published);
+        Ok((lane, positions))
+    }
+
+    /// Resumes from an engine and its head. Also returns the positions of the logs to add.
+    pub(super) fn resume(
+        settings: &Settings,
+        cadence: &SnapshotConfig,
+        (engine, mut head): (Engine, LaneHead),
+        keeps: Keeps,
+        (facts, clock): (Arc<Facts>, Arc<dyn Clock>),
+        keeper: Keeper,
+    ) -> (Self, MergeState) {
+        head.configuration = fingerprint(settings);
+        let positions = head.merge.clone();
+        let lane = Self {
+            engine,
+            merge: Merge::new(settings.reorder_ms, &positions),
+            settings: settings.clone(),
+            cadence: cadence.clone(),
+            head,
+            keeper,
+            keeps,
+            facts,
+            last_snapshot: clock.now(),
+            clock,
+            work: Work::default(),
+            dead_bytes: 0,
+            applied_since: 0,
+            events_since: 0,
+        };
+        (lane, positions)
+    }
+
+    /// Takes the first snapshot of a run, before its first event, so that a restart has a state to resume from.
+    pub fn begin(&mut self, positions: MergeState) -> Result<()> {
+        self.snapshot_at(positions, true)
+    }
+
+    /// The same without publishing: the published parameters are known to match the state.
+    pub(super) fn begin_quietly(&mut self, positions: MergeState) -> Result<()> {
+        self.snapshot_at(positions, false)
+    }
+
+    /// Processes the next event, if the merge knows which one that is. Takes a snapshot if one is due, and waits for earlier
+    /// ones if too many of them are not durable yet.
+    pub fn step(&mut self) -> Result<Stepped> {
+        let stepped = self.advance()?;
+        if matches!(stepped, Stepped::Event(_)) {
+            self.snapshot_if_due()?;
+        }
+        Ok(stepped)
+    }
+
+    fn advance(&mut self) -> Result<Stepped> {
+        match self.merge.next().doing(|| "cannot read a log".to_owned())? {
+            Next::Event(event, log) => {
+                let Sourced { input, start, line, origin, .. } = event;
+                if let Some(traceparent) = origin.as_ref().and_then(|origin| origin.traceparent.as_deref()) {
+                    tracing::debug!(traceparent, log = self.merge.name(log), offset = start, "event");
+                }
+                let begun = Instant::now();
+                let merge = &self.merge;
+                let effects = self.engine.step_from(input, || place_of(merge, log, start, line).to_string());
+                self.facts.learned(&effects.applied, begun.elapsed());
+                effects.evicted.iter().for_each(|space| self.facts.space_evicted(space));
+                for letter in effects.dead_letters {
+                    let place = place_of(&self.merge, log, start, line);
+                    self.note_bad(letter, place, origin.clone());
+                }
+                self.note_applied(&effects.applied);
+                self.events_since += 1;
+                Ok(Stepped::Event(effects.applied))
             }
-            checkpoint(&mut self.local, work.created_ms, &self.facts);
+            Next::Wait => Ok(Stepped::Wait),
+            Next::End => Ok(Stepped::End),
         }
-        if let Some(done) = work.done {
-            // The receiver may be gone.
-            let _ = done.send(());
+    }
+
+    /// Ends a finite log: closes all windows and releases events that no later event can confirm. Returns the examples
+    /// learned from.
+    pub fn close_windows(&mut self) -> Vec<Applied> {
+        let effects = self.engine.finish();
+        effects.dead_letters.into_iter().for_each(|letter| self.note_bad(letter, Value::default(), None));
+        self.note_applied(&effects.applied);
+        effects.applied
+    }
+
+    /// Records a malformed event that was read at `place`, or earlier if the engine held it.
+    fn note_bad(&mut self, letter: DeadLetter, place: Value, origin: Option<Box<Origin>>) {
+        let (place, origin) = match &letter.place {
+            Some(earlier) => (serde_json::from_str(earlier).unwrap_or_default(), None),
+            None => (place, origin),
+        };
+        let letter = Letter { letter, place, origin, time_ms: self.clock.wall_ms() };
+        self.facts.bad_event(&letter);
+        if letter.letter.recording == Recording::Recorded {
+            self.dead_bytes += letter.memory_bytes();
+            self.work.dead_letters.push(letter);
         }
-        Ok(())
+    }
+
+    /// Records examples that were learned from.
+    pub fn note_applied(&mut self, applied: &[Applied]) {
+        self.applied_since += applied.len() as u64;
+        if self.keeps.audit {
+            for Applied { space, request_id, model, reward, .. } in applied {
+                let line = json!({"space": space, "request_id": request_id, "model": model, "reward": reward});
+                self.work.audit.extend_from_slice(format!("{line}\n").as_bytes());
+            }
+        }
+    }
+
+    /// Whether a snapshot is due.
+    fn is_due(&self) -> bool {
+        self.applied_since >= self.cadence.every_updates
+            || self.work.audit.len() + self.dead_bytes > LINES_BYTES_MAX
+            || (self.events_since > 0 && self.since_snapshot() >= Duration::from_millis(self.cadence.every_ms))
+    }
+
+    fn since_snapshot(&self) -> Duration {
+        self.clock.now().saturating_sub(self.last_snapshot)
+    }
+
+    /// Takes a snapshot if one is due. Also fails if an earlier one could not be made durable or published.
+    pub fn snapshot_if_due(&mut self) -> Result<()> {
+        self.keeper.check()?;
+        if self.is_due() { self.snapshot() } else { Ok(()) }
+    }
+
+    /// Makes everything learned durable, then publishes it.
+    pub fn snapshot(&mut self) -> Result<()> {
+        self.snapshot_at(self.merge.state(), false)
+    }
+
+    /// Processes some events: returns how many, and the last result unless more events are ready. Does not wait: while earlier
+    /// snapshots are not durable yet and another is due, it processes nothing.
+    pub fn step_some(&mut self) -> Result<(u64, Option<Stepped>)> {
+        for taken in 0..STEPS_MAX {
+            self.keeper.check()?;
+            if self.is_due() {
+                if !self.keeper.has_room() {
+                    return Ok((taken, Some(Stepped::Wait)));
+                }
+                self.snapshot()?;
+            }
+            let stepped = self.advance()?;
+            if !matches!(stepped, Stepped::Event(_)) {
+                return Ok((taken, Some(stepped)));
+            }
+        }
+        Ok((STEPS_MAX, None))
+    }
+
+    /// Positions of the newest snapshot that became durable since the last call.
+    pub fn take_reached(&self) -> Option<MergeState> {
+        self.keeper.take_reached()
+    }
+
+    /// Stops without another snapshot; returns when all submitted work is done or has failed.
+    pub fn close(&mut self) -> Result<()> {
+        self.keeper.finish()
+    }
+
+    /// The last snapshot; returns when it is durable and published.
+    pub fn finish(&mut self) -> Result<()> {
+        self.snapshot()?;
+        self.keeper.finish()
+    }
+
+    fn snapshot_at(&mut self, positions: MergeState, republish: bool) -> Result<()> {
+        let mut work = std::mem::take(&mut self.work);
+        self.head.audit_bytes += work.audit.len() as u64;
+        let created_ms = self.clock.wall_ms();
+        if self.keeps.params {
+            let params = self.publications(created_ms, republish);
+            work.news = params.iter().map(|params| (params.space.clone(), Published::of(params))).collect();
+            work.params = params.iter().map(|params| (params.space.clone(), params::encode(params))).collect();
+        }
+        if self.keeps.snapshots {
+            work.positions = positions.clone();
+            self.head.merge = positions;
+            self.head.engine = self.engine.head();
+            self.head.created_ms = created_ms;
+            work.snapshot = Some((self.head.seal(), self.engine.take_changes()));
+            work.created_ms = created_ms;
+        }
+        (self.applied_since, self.events_since, self.dead_bytes) = (0, 0, 0);
+        self.last_snapshot = self.clock.now();
+        self.keeper.submit(work)
+    }
+
+    /// Parameters of the spaces that have learned since their last publication, or (`all`) of every space that has learned.
+    fn publications(&mut self, created_ms: u64, all: bool) -> Vec<Params> {
+        let in_part = |space: &Name| self.keeps.spread && self.settings.space(space).shards > 1;
+        let names = self.engine.names().filter(|space| !self.engine.is_blank(space) && !in_part(space));
+        let mut published = Vec::new();
+        for space in names.cloned().collect::<Vec<Name>>() {
+            let Some(version) = self.engine.version(&space) else { continue };
+            let last = self.head.publications.get(&space).copied();
+            let revision = match last {
+                Some(last) if last.version == version && !all => continue,
+                Some(last) if last.version == version => (last.revision + 1).min(STAMP_MAX),
+                _ => 0,
+            };
+            self.head.publications.insert(space.clone(), Publication { version, revision });
+            let Some(policy) = self.engine.policy(&space) else { continue };
+            let spec = self.settings.space(&space);
+            published.push(Params {
+                epoch: self.head.epoch,
+                version,
+                revision,
+                models: spec.models.clone(),
+                dim: spec.dim,
+                created_ms,
+                algorithm: spec.algorithm().to_owned(),
+                policy,
+                space,
+            });
+        }
+        published
+    }
+
+    /// Starts a new epoch if the published parameters are ahead of this state, or if their stamp leaves no room for a
+    /// later one.
+    pub(super) fn meet_published(&mut self, published: &[Params]) {
+        for seen in published {
+            let space = &seen.space;
+            let version = self.engine.version(space).unwrap_or(0);
+            let revision = self.head.publications.get(space).map_or(0, |last| last.revision);
+            let is_ahead = seen.version > version || (seen.version == version && seen.revision >= STAMP_MAX);
+            if seen.epoch > self.head.epoch || (seen.epoch == self.head.epoch && is_ahead) {
+                let epoch = next_epoch(seen.epoch);
+                if epoch == seen.epoch {
+                    tracing::error!(
+                        space = space.as_str(),
+                        epoch,
+                        "published parameters have the largest possible epoch, so routers may keep them; delete them (the file \
+                         params/SPACE.safetensors, or the key on the parameters topic) and restart the routers"
+                    );
+                } else {
+                    tracing::warn!(
+                        space = space.as_str(),
+                        published = seen.version,
+                        known = version,
+                        epoch,
+                        "published parameters are ahead of the store; starting a new epoch"
+                    );
+                }
+                self.head.epoch = epoch;
+            } else if seen.version == version && seen.revision > revision {
+                let revision = seen.revision;
+                self.head.publications.insert(space.clone(), Publication { version, revision });
+            }
+        }
     }
 }
 
-impl LaneOutlets {
-    fn commit(&mut self, work: &Work, head: Vec<u8>, changes: Vec<Change>) -> anyhow::Result<()> {
-        let (begun, records) = (Instant::now(), changes.len());
-        let local_changes = together(&mut self.local_changes, changes.clone());
-        let messages = self.messages(work, &head, changes)?;
-        failpoint::reach("before-publish");
-        let number = messages.len();
-        self.transactions.deliver(messages)?;
-        if let Some(audit) = &mut self.audit {
-            self.retry.run("audit", || audit.append(&work.audit).context("cannot write audit.applied_log"))?;
-        }
-        failpoint::reach("mid-publish");
-        self.transactions.commit()?;
-        failpoint::reach("after-publish");
-        failpoint::reach("before-persist");
-        let local = &mut self.local;
-        let generation = self.retry.run("snapshot", || Ok(local.commit(&head, &local_changes)?))?;
-        tracing::debug!(lane = self.local.lane(), generation, messages = number, "snapshot");
-        self.facts.snapshot(self.local.lane(), generation, records, begun.elapsed());
-        Ok(())
-    }
-
-    /// All that belongs together.
-    fn messages(&mut self, work: &Work, head: &[u8], changes: Vec<Change>) -> anyhow::Result<Vec<Outgoing>> {
-        self.audit_bytes += work.audit.len() as u64;
-        self.head.lane = head.to_vec();
-        if self.audit.is_some() {
-            self.head.note_audit(self.audit_bytes);
-        }
-        let letters = work.dead_letters.iter();
-        let letters = letters.map(|letter| Outgoing::dead_letter(&self.cluster, letter, self.limits));
-        let params = work.params.iter().map(|(space, bytes)| Outgoing::params(&self.cluster, space, bytes));
-        let mut messages: Vec<Outgoing> = letters.chain(params).collect();
-        let changes = together(&mut self.shared_changes, changes);
-        self.shared.commit(&self.head.seal(), &changes)?;
-        messages.extend(self.shared.store_mut().take_outbox());
-        Ok(messages)
-    }
+/// Source position of an event.
+fn place_of<S: Log>(merge: &Merge<S>, log: usize, start: u64, line: u64) -> Value {
+    let mut place = merge.source(log).map(|source| source.place(start, line)).unwrap_or_default();
+    place["log"] = json!(merge.name(log));
+    place
 }
 
-/// The newest intact snapshot in the local store; an error if all were lost.
-fn newest(local: &mut LocalLane) -> anyhow::Result<Option<Snapshot>> {
-    let Resumed { snapshot, damaged } = local.resume()?;
+/// Result of one step of a lane.
+#[derive(Debug, PartialEq)]
+pub enum Stepped {
+    /// It processed an event and learned from these examples.
+    Event(Vec<Applied>),
+    /// Waiting for more events of a log.
+    Wait,
+    /// All logs are complete, or idle.
+    End,
+}
+
+/// The engine restored from the newest intact snapshot of the lane. Logs what was given up.
+fn restore<S: SnapshotStore>(lane: &mut LaneStore<S>, settings: &Settings) -> Result<Option<(Engine, LaneHead)>> {
+    let restored = lane.restore(settings);
+    let restored = restored.doing(|| format!("cannot restore store {}", lane.store().place()))?;
+    let Some(Restored { engine, head, generation, damaged, lost }) = restored else { return Ok(None) };
     for damage in &damaged {
         tracing::error!(generation = damage.generation, problem = damage.problem, "snapshot is damaged");
     }
-    local.check_lost(snapshot.as_ref(), &damaged)?;
-    Ok(snapshot)
-}
-
-/// Whether these entries hold a complete state of the lane.
-fn is_whole(topic: &str, lane: i32, entries: &Entries) -> bool {
-    let newest = |mirror| LaneStore::new(mirror, &lane_name(lane), Retention::newest(1)).newest();
-    let found = Mirror::open(topic, lane, entries.clone()).map(newest);
-    matches!(found, Ok(Ok(Resumed { snapshot: Some(_), .. })))
-}
-
-/// Changes that were left over, then others: of each record the last.
-fn together(left_over: &mut Vec<Change>, changes: Vec<Change>) -> Vec<Change> {
-    if left_over.is_empty() {
-        return changes;
+    if !damaged.is_empty() || lost.is_some() {
+        tracing::warn!(generation, newest = lost, "resuming from an older snapshot");
     }
-    let all: BTreeMap<Vec<u8>, Option<Vec<u8>>> = std::mem::take(left_over).into_iter().chain(changes).collect();
-    all.into_iter().collect()
+    tracing::info!(generation, epoch = head.epoch, "restored snapshot");
+    Ok(Some((engine, head)))
 }
 
-/// The name of a lane: in the store, in the topic and among transactions.
-pub(super) fn lane_name(lane: i32) -> String {
-    format!("partition-{lane}")
+/// Truncates the log of applied requests to the snapshot; a new store starts at the end of the log.
+pub(super) fn cut_audit(log: &mut dyn Lines, head: &mut LaneHead, fresh: bool) -> io::Result<()> {
+    let keep = if fresh { u64::MAX } else { head.audit_bytes };
+    let length = log.cut(keep)?;
+    if !fresh && length < head.audit_bytes {
+        tracing::error!(
+            length,
+            expected = head.audit_bytes,
+            "audit.applied_log is shorter than at the snapshot; lines were lost"
+        );
+    }
+    head.audit_bytes = length.min(keep);
+    Ok(())
 }
 
-/// A file that every lane has for itself.
-pub(super) fn lane_path(path: &Path, lane: i32) -> PathBuf {
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    let extension = path.extension().map(|extension| format!(".{}", extension.to_string_lossy())).unwrap_or_default();
-    path.with_file_name(format!("{stem}-{}{extension}", lane_name(lane)))
+pub(super) fn note_changes(head: &LaneHead, settings: &Settings) {
+    for (key, before, now) in head.changed_settings(settings) {
+        tracing::info!(key, before, now, "configuration changed since the snapshot");
+    }
 }

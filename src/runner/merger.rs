@@ -10,14 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
 use rdkafka::{Offset, TopicPartitionList};
 
-use super::fleet::is_fenced;
-use super::lane::lane_name;
+use super::claim::lane_name;
+use super::error::{Doing, LaneError, Result};
 use crate::config::{Settings, Spec};
 use crate::engine::learner_key;
 use crate::event::Name;
@@ -30,7 +29,7 @@ use crate::transport::kafka::cluster::{Cluster, Plain, Problem, failed};
 use crate::transport::kafka::homes::partitions_of;
 use crate::transport::kafka::outlet::Outgoing;
 use crate::transport::kafka::state::{Entries, Mirror, follower, note};
-use crate::transport::kafka::transaction::Transactions;
+use crate::transport::kafka::transaction::{KafkaProducers, Outcome, Transactions};
 use crate::transport::now_ms;
 use crate::wire::params::{self, STAMP_MAX};
 
@@ -62,13 +61,13 @@ pub(super) struct Merger {
 
 impl Merger {
     /// Starts it.
-    pub fn start(merging: Merging) -> anyhow::Result<Self> {
+    pub fn start(merging: Merging) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();
         let run = move || {
             while !seen.load(Ordering::Relaxed) {
                 match merging.follow(&seen) {
-                    Err(error) if is_fenced(&error) => {
+                    Err(error) if error.is_taken() => {
                         tracing::warn!(
                             space = merging.space.as_str(),
                             "another instance merges the shards of this space; stopping"
@@ -78,7 +77,7 @@ impl Merger {
                     Err(error) => {
                         tracing::warn!(
                             space = merging.space.as_str(),
-                            error = format!("{error:#}"),
+                            %error,
                             "cannot merge shards; retrying"
                         );
                         std::thread::sleep(PAUSE);
@@ -104,31 +103,32 @@ impl Drop for Merger {
 
 impl Merging {
     /// Publishes the sum of the committed states once.
-    pub fn once(&self) -> anyhow::Result<()> {
+    pub fn once(&self) -> Result<()> {
         let mut shards = Shards::open(self)?;
-        let transactions = self.take_over()?;
+        let mut transactions = self.take_over(&Arc::default())?;
         while shards.at_end.len() < shards.lanes.len() {
             shards.take_in()?;
         }
-        shards.publish(&transactions)
+        shards.publish(&mut transactions)
     }
 
-    fn follow(&self, stop: &AtomicBool) -> anyhow::Result<()> {
-        let transactions = self.take_over()?;
+    fn follow(&self, stop: &Arc<AtomicBool>) -> Result<()> {
+        let mut transactions = self.take_over(stop)?;
         let mut shards = Shards::open(self)?;
         let mut published = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             shards.take_in()?;
             if published.elapsed() >= self.every {
-                shards.publish(&transactions)?;
+                shards.publish(&mut transactions)?;
                 published = Instant::now();
             }
         }
         Ok(())
     }
 
-    fn take_over(&self) -> Result<Transactions, Problem> {
-        Transactions::take_over(&self.cluster, &format!("shards-{}", self.space), self.message_bytes, None)
+    fn take_over(&self, stop: &Arc<AtomicBool>) -> Result<Transactions<KafkaProducers>, Problem> {
+        let name = format!("shards-{}", self.space);
+        Transactions::take_over(KafkaProducers::new(&self.cluster, &name, self.message_bytes, None), &name, stop)
     }
 
     fn spec(&self) -> &Spec {
@@ -189,7 +189,7 @@ impl<'a> Shards<'a> {
     }
 
     /// Publishes the sum, if all lanes were read and it has changed.
-    fn publish(&mut self, transactions: &Transactions) -> anyhow::Result<()> {
+    fn publish(&mut self, transactions: &mut Transactions<KafkaProducers>) -> Result<()> {
         if self.at_end.len() < self.lanes.len() {
             return Ok(());
         }
@@ -201,7 +201,10 @@ impl<'a> Shards<'a> {
         }
         let mut sum = Trainer::new(spec.clone());
         for learner in self.lanes.values().filter_map(|shard| shard.learner.as_ref()) {
-            anyhow::ensure!(sum.add(learner), "cannot merge the shards of space {space}: their states do not match");
+            if !sum.add(learner) {
+                let problem = format!("cannot merge the shards of space {space}: their states do not match");
+                return Err(LaneError::last(problem));
+            }
         }
         // The sum of epochs grows when any of them does.
         let epoch = self.lanes.values().map(|shard| shard.epoch).sum::<u64>().min(STAMP_MAX);
@@ -220,9 +223,11 @@ impl<'a> Shards<'a> {
             algorithm: spec.algorithm().to_owned(),
             policy: sum.policy(),
         };
-        let message = Outgoing::params(&self.merging.cluster, space, &params::encode(&params));
-        transactions.deliver(vec![message])?;
-        transactions.commit()?;
+        let message = Outgoing::params(&self.merging.cluster.config.topics, space, &params::encode(&params));
+        // Publishing the same parameters again changes nothing, so nobody has to ask what is committed.
+        let again = &mut || Ok(Outcome::NotCommitted);
+        transactions.deliver(vec![message], again)?;
+        transactions.commit(again)?;
         tracing::debug!(space = space.as_str(), epoch, version, "merged shards");
         self.published = Some((epoch, version));
         Ok(())
@@ -231,7 +236,7 @@ impl<'a> Shards<'a> {
 
 impl Shard {
     /// Restores the learner of the newest state; false if that state is still incomplete.
-    fn look(&mut self, topic: &str, lane: i32, space: &Name, spec: &Spec) -> anyhow::Result<bool> {
+    fn look(&mut self, topic: &str, lane: i32, space: &Name, spec: &Spec) -> Result<bool> {
         if self.entries.is_empty() {
             return Ok(true);
         }
@@ -241,9 +246,8 @@ impl Shard {
         self.epoch = LaneHead::open(&SharedHead::open(&found.head)?.lane)?.epoch;
         let key = learner_key(space);
         if let Some((_, bytes)) = found.records.iter().find(|(known, _)| *known == key) {
-            let learner = Trainer::restore(spec.clone(), bytes);
-            self.learner =
-                Some(learner.with_context(|| format!("cannot restore the shard of space {space} in lane {lane}"))?);
+            let doing = || format!("cannot restore the shard of space {space} in lane {lane}");
+            self.learner = Some(Trainer::restore(spec.clone(), bytes).doing(doing)?);
         }
         Ok(true)
     }

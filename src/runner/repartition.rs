@@ -5,11 +5,12 @@
 //! Unread messages would reach lanes that no longer hold their space, so everything must be read first.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 
-use super::follow::check_stopped;
-use super::lane::lane_name;
+use super::claim::{compare, lane_name};
+use super::fleet::check_stopped;
 use crate::engine::{is_of_lane, space_of};
 use crate::event::Name;
 use crate::snapshot::{LaneHead, SharedHead};
@@ -21,7 +22,7 @@ use crate::transport::kafka::outlet::Outgoing;
 use crate::transport::kafka::positions;
 use crate::transport::kafka::state::{self, Entries, Mirror};
 use crate::transport::kafka::topics::check_partitions;
-use crate::transport::kafka::transaction::Transactions;
+use crate::transport::kafka::transaction::{KafkaProducers, Outcome, Transactions};
 
 /// Result of a repartitioning.
 #[derive(Debug, PartialEq, Eq, serde::Serialize)]
@@ -65,20 +66,32 @@ pub fn repartition(cluster: &Cluster, accept_gap: bool, mut tell: impl FnMut(i32
             "the spaces are already distributed over the {now} partitions of {queries}: nothing to do"
         ));
     }
-    let whole = Transactions::take_over(cluster, NAME, MESSAGE_BYTES, None)?;
+    let take_over = |name: &str| {
+        Transactions::take_over(KafkaProducers::new(cluster, name, MESSAGE_BYTES, None), name, &Arc::default())
+    };
+    let mut whole = take_over(NAME)?;
     let (mut states, mut owners) = (Vec::new(), Vec::new());
     for lane in &lanes {
         // Fences a stale owner of the lane.
-        owners.push(Transactions::take_over(cluster, &lane_name(*lane), MESSAGE_BYTES, None)?);
+        owners.push(take_over(&lane_name(*lane))?);
         states.push(read(cluster, *lane)?);
         tell(*lane, lanes.len());
     }
     if !accept_gap {
         check_read(cluster, &states[..before])?;
     }
+    let before_move: Vec<SharedHead> = states.iter().map(|state| state.shared.clone()).collect();
     let (messages, moved) = spread(&mut states)?;
-    whole.deliver(messages)?;
-    whole.commit()?;
+    let attempted: Vec<_> = lanes
+        .iter()
+        .zip(&before_move)
+        .zip(&states)
+        .map(|((lane, before), state)| (*lane, before, &state.shared))
+        .collect();
+    let ask = &mut || Ok(compare(state::heads(cluster, &lanes)?, &attempted));
+    if whole.deliver(messages, ask)? == Outcome::NotCommitted {
+        whole.commit(ask)?;
+    }
     Ok(Moved { before, now, ..moved })
 }
 

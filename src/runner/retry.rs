@@ -1,15 +1,13 @@
 //! Retries transient failures: the operating system has no disk space, no descriptors, no permission or a device error, or a
 //! broker cannot answer now. Exiting would lose what was learned since the last snapshot, and a restart would fail alike.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::state::StateError;
-use crate::store::StoreError;
+use super::clock::{Clock, SystemClock};
+use super::error::{LaneError, Result};
 use crate::telemetry::Facts;
-use crate::transport::kafka::cluster::Problem;
 
 /// The pause after the first failure, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -22,6 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 #[derive(Clone)]
 pub struct Retry {
     facts: Arc<Facts>,
+    clock: Arc<dyn Clock>,
     /// Gives up when one of these is set; without any, at the first failure.
     stop: Option<Vec<Arc<AtomicBool>>>,
 }
@@ -29,22 +28,42 @@ pub struct Retry {
 impl Retry {
     /// Retries until an operation succeeds or `stop` is set.
     pub fn until(stop: Arc<AtomicBool>, facts: Arc<Facts>) -> Self {
-        Self { facts, stop: Some(vec![stop]) }
+        Self { facts, clock: Arc::new(SystemClock), stop: Some(vec![stop]) }
     }
 
     /// Retries nothing: for commands that end with an exit code.
     pub fn never() -> Self {
-        Self { facts: Arc::default(), stop: None }
+        Self { facts: Arc::default(), clock: Arc::new(SystemClock), stop: None }
     }
 
     /// The same, but also gives up when `stop` is set.
     pub fn or_until(&self, stop: Arc<AtomicBool>) -> Self {
         let stop = self.stop.clone().map(|all| all.into_iter().chain([stop]).collect());
-        Self { facts: self.facts.clone(), stop }
+        Self { stop, ..self.clone() }
+    }
+
+    /// The same by another clock.
+    pub fn by(self, clock: Arc<dyn Clock>) -> Self {
+        Self { clock, ..self }
+    }
+
+    /// Its clock.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// Receives failures and successes.
+    pub fn facts(&self) -> &Arc<Facts> {
+        &self.facts
+    }
+
+    /// Whether it retries anything.
+    pub fn is_patient(&self) -> bool {
+        self.stop.is_some()
     }
 
     /// Attempts an operation until it succeeds, fails for a reason that is not transient, or is stopped.
-    pub fn run<T>(&self, operation: &'static str, mut attempt: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    pub fn run<T>(&self, operation: &'static str, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let mut pause = PAUSE_MIN;
         loop {
             match attempt() {
@@ -52,8 +71,8 @@ impl Retry {
                     self.facts.succeeded(operation);
                     return Ok(value);
                 }
-                Err(error) if self.gives_up() || !is_transient(&error) => return Err(error),
-                Err(error) => self.facts.failed(operation, &error),
+                Err(LaneError::Transient(error)) if !self.gives_up() => self.facts.failed(operation, &error),
+                Err(error) => return Err(error),
             }
             self.wait(pause);
             pause = (2 * pause).min(PAUSE_MAX);
@@ -65,28 +84,20 @@ impl Retry {
     }
 
     fn wait(&self, pause: Duration) {
-        let begun = Instant::now();
-        while begun.elapsed() < pause && !self.gives_up() {
-            std::thread::sleep(LOOK_EVERY);
+        let until = self.clock.now() + pause;
+        while self.clock.now() < until && !self.gives_up() {
+            self.clock.sleep(LOOK_EVERY);
         }
     }
-}
-
-/// Whether the same operation may succeed later: a file or a store cannot be read or written, or no broker answers.
-fn is_transient(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        cause.is::<io::Error>()
-            || matches!(StateError::of_store(cause), Some(StoreError::Read { .. } | StoreError::Write { .. }))
-            || matches!(cause.downcast_ref(), Some(Problem::Transient { .. } | Problem::Unreachable { .. }))
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::kafka::cluster::Problem;
 
-    fn full() -> anyhow::Error {
-        anyhow::Error::from(io::Error::from_raw_os_error(28)).context("cannot write")
+    fn full() -> LaneError {
+        LaneError::from(std::io::Error::from_raw_os_error(28)).context("cannot write")
     }
 
     #[test]
@@ -95,19 +106,16 @@ mod tests {
         let retry = Retry::until(Arc::default(), facts.clone());
         let mut attempts = 0;
         let leaderless = || Problem::Transient { doing: "reading".to_owned(), problem: "no leader".to_owned() };
-        let unwritable = || StoreError::Write { path: "store".to_owned(), problem: "no space".to_owned() };
         let done = retry.run("publish", || {
             attempts += 1;
             assert_eq!(facts.trouble().is_some(), attempts > 1);
             match attempts {
                 1 => Err(full()),
-                2 => Err(anyhow::Error::from(leaderless()).context("cannot open a lane")),
-                3 => Err(StateError::from(unwritable()).into()),
-                4 => Err(unwritable().into()),
+                2 => Err(LaneError::from(leaderless()).context("cannot open a lane")),
                 _ => Ok(7),
             }
         });
-        assert_eq!((done.unwrap(), attempts, facts.trouble()), (7, 5, None));
+        assert_eq!((done.unwrap(), attempts, facts.trouble()), (7, 3, None));
     }
 
     #[test]
@@ -115,18 +123,19 @@ mod tests {
         let stop = Arc::new(AtomicBool::new(false));
         let retry = Retry::until(Arc::default(), Arc::default()).or_until(stop.clone());
         let mut attempts = 0;
-        let mut fail = |retry: &Retry, error: fn() -> anyhow::Error| {
+        let mut fail = |retry: &Retry, error: fn() -> LaneError| {
             retry.run("snapshot", || {
                 attempts += 1;
-                if attempts == 4 {
+                if attempts == 5 {
                     stop.store(true, Ordering::Relaxed);
                 }
                 Err::<(), _>(error())
             })
         };
-        assert!(fail(&retry, || anyhow::anyhow!("of another kind")).is_err());
+        assert!(fail(&retry, || LaneError::last("of another kind")).is_err());
+        assert!(fail(&retry, || LaneError::Fenced("lane".to_owned())).is_err());
         assert!(fail(&Retry::never(), full).is_err());
-        assert_eq!(fail(&retry, full).unwrap_err().to_string(), "cannot write");
-        assert_eq!(attempts, 4);
+        assert!(fail(&retry, full).unwrap_err().to_string().starts_with("cannot write"));
+        assert_eq!(attempts, 5);
     }
 }

@@ -13,8 +13,8 @@ use std::vec;
 
 use serde_json::Value;
 
-use super::Log;
 use super::file::{LogFile, place};
+use super::{Log, TransportError};
 use crate::merge::{Read, Source};
 
 /// Limits of a batch, large enough that the transfer between threads costs little.
@@ -35,7 +35,7 @@ struct Job {
 
 /// What was read of a log, in order.
 struct Batch {
-    reads: Vec<io::Result<Read>>,
+    reads: Vec<Result<Read, TransportError>>,
     log: LogFile,
     /// Whether more is available immediately.
     more: bool,
@@ -46,7 +46,7 @@ pub struct Ahead {
     reader: Arc<Reader>,
     path: PathBuf,
     log: Where,
-    reads: vec::IntoIter<io::Result<Read>>,
+    reads: vec::IntoIter<Result<Read, TransportError>>,
 }
 
 /// Where a log is.
@@ -133,9 +133,9 @@ impl Ahead {
 }
 
 impl Source for Ahead {
-    type Error = io::Error;
+    type Error = TransportError;
 
-    fn read(&mut self) -> io::Result<Read> {
+    fn read(&mut self) -> Result<Read, TransportError> {
         loop {
             if let Some(read) = self.reads.next() {
                 return read;
@@ -150,7 +150,7 @@ impl Source for Ahead {
                     self.log = Where::Ended;
                     return Ok(Read::End);
                 }
-                Where::Lost => return Err(stopped()),
+                Where::Lost => return Err(stopped().into()),
             }
         }
     }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read as _, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use super::Lines;
 use crate::files;
 
 /// A file to which lines are appended in durable blocks. Created with the first block.
@@ -27,32 +28,6 @@ impl Appender {
         let number = |n: u32| dir.join(format!("{stem}-{n:06}.jsonl"));
         let last = (1..).take_while(|n| number(*n).exists()).last();
         Self { path: number(last.unwrap_or(1)), file: None, whole: 0, rotate_bytes: Some(rotate_bytes) }
-    }
-
-    /// Truncates the file to `bytes`, if it is longer; returns its previous length.
-    pub fn cut(&mut self, bytes: u64) -> io::Result<u64> {
-        let length = match std::fs::metadata(&self.path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
-            Err(error) => return Err(self.explain(error)),
-        };
-        if length > bytes {
-            let cut = || {
-                let file = File::options().write(true).open(&self.path)?;
-                file.set_len(bytes)?;
-                file.sync_all()
-            };
-            cut().map_err(|error| self.explain(error))?;
-        }
-        Ok(length)
-    }
-
-    /// Appends complete lines durably, all or none. Can be retried.
-    pub fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        if lines.is_empty() {
-            return Ok(());
-        }
-        self.add(lines).map_err(|error| self.explain(error))
     }
 
     fn add(&mut self, lines: &[u8]) -> io::Result<()> {
@@ -81,6 +56,32 @@ impl Appender {
 
     fn explain(&self, error: io::Error) -> io::Error {
         io::Error::new(error.kind(), format!("cannot write {}: {error}", self.path.display()))
+    }
+}
+
+impl Lines for Appender {
+    fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        self.add(lines).map_err(|error| self.explain(error))
+    }
+
+    fn cut(&mut self, bytes: u64) -> io::Result<u64> {
+        let length = match std::fs::metadata(&self.path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+            Err(error) => return Err(self.explain(error)),
+        };
+        if length > bytes {
+            let cut = || {
+                let file = File::options().write(true).open(&self.path)?;
+                file.set_len(bytes)?;
+                file.sync_all()
+            };
+            cut().map_err(|error| self.explain(error))?;
+        }
+        Ok(length)
     }
 }
 

@@ -11,7 +11,7 @@ use flate2::read::MultiGzDecoder;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::Log;
+use super::{Log, TransportError};
 use crate::engine::{Input, Side};
 use crate::event_time::CONFIRMATIONS;
 use crate::files;
@@ -325,9 +325,9 @@ impl LogFile {
 }
 
 impl Source for LogFile {
-    type Error = io::Error;
+    type Error = TransportError;
 
-    fn read(&mut self) -> io::Result<Read> {
+    fn read(&mut self) -> Result<Read, TransportError> {
         if self.ended {
             return Ok(Read::End);
         }
@@ -349,7 +349,7 @@ impl Source for LogFile {
                 self.lines = None;
                 if self.is_fatal(&error) {
                     let place = format!("{:?}, after line {}: {error}", self.path, self.line);
-                    return Err(io::Error::new(error.kind(), place));
+                    return Err(io::Error::new(error.kind(), place).into());
                 }
                 Ok(self.skip_after(&error))
             }

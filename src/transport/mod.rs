@@ -9,52 +9,77 @@ pub mod params;
 pub mod writer;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use serde_json::{Value, json};
 
 use crate::engine::DeadLetter;
 use crate::event::{Name, excerpt};
-use crate::merge::{MergeState, Origin, Source};
+use crate::merge::{Origin, Source};
+
+/// Why a transport cannot read or write.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// A file.
+    #[error(transparent)]
+    File(#[from] io::Error),
+    /// The brokers.
+    #[error(transparent)]
+    Kafka(#[from] kafka::cluster::Problem),
+}
 
 /// A log that can describe the position of an event.
-pub trait Log: Source<Error = io::Error> {
+pub trait Log: Source<Error = TransportError> + Send {
     /// The position of the event that starts at `start`, in line `line`.
     fn place(&self, start: u64, line: u64) -> Value;
+}
+
+/// Lines that a restart may have to truncate: the log of applied requests.
+pub trait Lines: Send {
+    /// Appends complete lines durably, all or none. Can be retried.
+    fn append(&mut self, lines: &[u8]) -> io::Result<()>;
+
+    /// Truncates to `bytes`, if it is longer; returns the previous length.
+    fn cut(&mut self, bytes: u64) -> io::Result<u64>;
 }
 
 /// Destination of dead letters and parameters.
 pub trait Outlet: Send {
     /// Writes dead letters durably.
-    fn dead_letters(&mut self, letters: &[Letter]) -> anyhow::Result<()>;
+    fn dead_letters(&mut self, letters: &[Letter]) -> Result<(), TransportError>;
 
     /// Whether it publishes parameters.
     fn publishes(&self) -> bool;
 
     /// Publishes the parameters of spaces durably.
-    fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> anyhow::Result<()>;
-
-    /// A snapshot with these positions is durable.
-    fn reached(&mut self, _positions: &MergeState) {}
+    fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> Result<(), TransportError>;
 }
 
-impl<T: Outlet> Outlet for Arc<Mutex<T>> {
-    fn dead_letters(&mut self, letters: &[Letter]) -> anyhow::Result<()> {
-        lock(self).dead_letters(letters)
+/// Wakes threads that wait for new events.
+#[derive(Debug, Default)]
+pub struct Bell {
+    rings: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Bell {
+    /// Wakes all waiting threads.
+    pub fn ring(&self) {
+        *lock(&self.rings) += 1;
+        self.changed.notify_all();
     }
 
-    fn publishes(&self) -> bool {
-        lock(self).publishes()
+    /// Number of rings so far.
+    pub fn rings(&self) -> u64 {
+        *lock(&self.rings)
     }
 
-    fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> anyhow::Result<()> {
-        lock(self).publish(params)
-    }
-
-    fn reached(&mut self, positions: &MergeState) {
-        lock(self).reached(positions);
+    /// Waits until there are more rings than `seen`, or for `timeout`; returns their number.
+    pub fn wait(&self, seen: u64, timeout: Duration) -> u64 {
+        let waited = self.changed.wait_timeout_while(lock(&self.rings), timeout, |rings| *rings == seen);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
 

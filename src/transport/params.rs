@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::append::Appender;
-use super::{Letter, Outlet};
+use super::{Letter, Lines, Outlet, TransportError};
 use crate::event::Name;
 use crate::failpoint;
 use crate::files;
@@ -73,7 +73,7 @@ pub struct Files {
 }
 
 impl Outlet for Files {
-    fn dead_letters(&mut self, letters: &[Letter]) -> anyhow::Result<()> {
+    fn dead_letters(&mut self, letters: &[Letter]) -> Result<(), TransportError> {
         let lines: String = letters.iter().map(Letter::line).collect();
         Ok(self.dead_letters.append(lines.as_bytes())?)
     }
@@ -82,7 +82,7 @@ impl Outlet for Files {
         self.params.is_some()
     }
 
-    fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> anyhow::Result<()> {
+    fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> Result<(), TransportError> {
         let Some(dir) = &self.params else { return Ok(()) };
         Ok(params.iter().try_for_each(|(space, bytes)| dir.publish(space, bytes))?)
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
+use std::fmt;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,6 +22,9 @@ use crate::transport::lock;
 
 /// Timeout of one call to the brokers.
 pub const CALL: Duration = Duration::from_secs(10);
+
+/// Session timeout of group members, unless configured.
+const SESSION: (&str, &str) = ("session.timeout.ms", "10000");
 
 /// The pause before a broker that could not answer is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
@@ -160,6 +164,9 @@ pub enum Problem {
     /// Another instance has taken over.
     #[error("lane {0} is fenced: another instance took it over and resumes from its last snapshot")]
     Fenced(String),
+    /// The group has given the lane to another instance.
+    #[error("lane {0} was lost: the group has assigned it to another instance")]
+    Lost(String),
     /// Parameters exceed the message size of their topic.
     #[error(
         "oversized parameters: space {space} needs {bytes} bytes, but topic {topic} has max.message.bytes = {most}: raise it \
@@ -180,10 +187,21 @@ pub enum Problem {
     /// Another instance reads the same topics.
     #[error(
         "another instance: {0} is a member of the consumer group (transport.kafka.group), and transport.kafka.lanes = \
-         \"one\" permits one instance: stop it first. A dead instance leaves the group when its session times out (45 s by \
+         \"one\" permits one instance: stop it first. A dead instance leaves the group when its session times out (10 s by \
          default)"
     )]
     AnotherInstance(String),
+    /// An instance of the same name runs.
+    #[error(
+        "instance {instance} runs already, at {host}: two instances must not use copies of one store.dir. Stop that one, or \
+         give this one a store.dir of its own (or delete the file `instance` in the copy)"
+    )]
+    SameInstance {
+        /// The ID in the store.
+        instance: String,
+        /// Where it runs.
+        host: String,
+    },
     /// Other instances own lanes.
     #[error(
         "another instance: {0} is a member of the consumer group (transport.kafka.group) and may own lanes: stop the whole \
@@ -327,7 +345,16 @@ impl Cluster {
             .set("auto.offset.reset", "error")
             .set("isolation.level", "read_committed")
             .set("partition.assignment.strategy", "range");
+        if client.get(SESSION.0).is_none() {
+            client.set(SESSION.0, SESSION.1);
+        }
         client
+    }
+
+    /// After this time a dead member leaves the group.
+    pub fn session(&self) -> Duration {
+        let ms = self.consumer().get(SESSION.0).and_then(|ms| ms.parse().ok());
+        Duration::from_millis(ms.unwrap_or(10_000))
     }
 
     /// Settings of a producer.
@@ -399,8 +426,8 @@ impl Cluster {
 
     /// Partitions of a topic.
     pub fn partitions(&self, topic: &str) -> Result<usize, Problem> {
-        let failed = |error: KafkaError| failed(format!("cannot get metadata of topic {topic}"), &error);
-        let metadata = self.asking.fetch_metadata(Some(topic), CALL).map_err(failed)?;
+        let doing = || format!("cannot get metadata of topic {topic}");
+        let metadata = ask(doing, || self.asking.fetch_metadata(Some(topic), CALL))?;
         let found = metadata.topics().iter().find(|found| found.name() == topic);
         match found.map(|found| (found.error(), found.partitions().len())) {
             Some((None, number)) if number > 0 => Ok(number),
@@ -418,29 +445,51 @@ impl Cluster {
 
     /// The offset of the first message not older than `ms`; the end of the partition if there is none.
     pub fn offset_at(&self, topic: &str, partition: i32, ms: i64) -> Result<u64, Problem> {
-        let failed =
-            |error: KafkaError| failed(format!("cannot get the offset of {topic}/{partition} at time {ms}"), &error);
+        let doing = || format!("cannot get the offset of {topic}/{partition} at time {ms}");
         let mut asked = rdkafka::TopicPartitionList::new();
-        asked.add_partition_offset(topic, partition, rdkafka::Offset::Offset(ms)).map_err(failed)?;
-        let found = self.asking.offsets_for_times(asked, CALL).map_err(failed)?;
+        let added = asked.add_partition_offset(topic, partition, rdkafka::Offset::Offset(ms));
+        added.map_err(|error| failed(doing(), &error))?;
+        let found = ask(doing, || self.asking.offsets_for_times(asked.clone(), CALL))?;
         match found.elements().first().map(|element| element.offset()) {
             Some(rdkafka::Offset::Offset(offset)) => Ok(offset.max(0).unsigned_abs()),
             _ => Ok(self.watermarks(topic, partition)?.1),
         }
     }
 
-    /// Members of the consumer group: client and host.
-    pub fn members(&self) -> Result<Vec<(String, String)>, Problem> {
+    /// Members of the consumer group.
+    pub fn members(&self) -> Result<Vec<Member>, Problem> {
         let doing = || format!("cannot get the members of group {}", self.config.group);
         let groups = ask(doing, || self.asking.fetch_group_list(Some(&self.config.group), CALL))?;
         let members = groups.groups().iter().flat_map(|group| group.members());
-        Ok(members.map(|member| (member.client_id().to_owned(), member.client_host().to_owned())).collect())
+        let member = |member: &rdkafka::groups::GroupMemberInfo| Member {
+            instance: member.client_id().to_owned(),
+            host: member.client_host().to_owned(),
+            id: member.id().to_owned(),
+        };
+        Ok(members.map(member).collect())
     }
 
     /// Topic IDs, which distinguish a recreated topic from the old one of the same name.
     pub fn topic_ids(&self, topics: &[&str]) -> Result<BTreeMap<String, String>, Problem> {
         let names: Vec<CString> = topics.iter().filter_map(|topic| CString::new(*topic).ok()).collect();
         describe(self.asking.client().native_ptr(), &names)
+    }
+}
+
+/// A member of the consumer group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// The ID of its instance.
+    pub instance: String,
+    /// Where it runs.
+    pub host: String,
+    /// The ID of the membership: another one after each start.
+    pub id: String,
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.instance, self.host)
     }
 }
 
@@ -480,9 +529,6 @@ pub fn lasting(doing: &str, error: &KafkaError) -> Problem {
             doing: format!("offsets lost while {doing}"),
             problem: "retention deleted messages before they were read; restart to see which".to_owned(),
         },
-        Some(Code::FencedInstanceId) => {
-            Problem::AnotherInstance("an instance with a copy of the same store".to_owned())
-        }
         Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
             failed(format!("a topic was deleted while {doing}"), error)
         }

@@ -6,20 +6,21 @@
 //!
 //! Where lanes move between instances, a member subscribes to the queries topic alone. The owner of a queries partition
 //! also reads the rewards partition of the same number, so a pair cannot be split. A rebalance is a message to the owner of
-//! the lanes ([`Rebalance`]), which the polling thread waits for: the owner opens lanes before they are read, and closes
-//! them before another instance can own them. The owner never waits for the polling thread, except to join it after
-//! dropping its end of the channel.
+//! the lanes ([`Rebalance`]). The polling thread never waits for it: it accepts an assignment at once and reads a lane when
+//! the owner has opened it ([`Reader::read_lane`]); it gives up revoked lanes when the owner has closed them
+//! ([`Reader::release`]), or after [`RELEASE_WITHIN`], since a new owner fences the old one anyway.
 //!
 //! The client's statistics tell when a partition is at its end: offsets have gaps, so the last message does not.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io;
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rdkafka::bindings as ffi;
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext};
@@ -33,12 +34,12 @@ use serde_json::{Value, json};
 use super::client::Client;
 use super::cluster::{CALL, Cluster, Problem, Trouble, failed, is_lasting, lasting, log_line};
 use super::homes::Spread;
-use super::positions::{Place, at, parse};
+use super::positions::{self, Place, at, parse};
 use super::unreadable::{Probe, Unreadable, is_suspect};
 use crate::engine::{Input, Side};
 use crate::event::{Name, excerpt};
 use crate::merge::{MergeState, Origin, Read, Source, Sourced};
-use crate::transport::{Log, lock};
+use crate::transport::{Bell, Log, TransportError, lock};
 use crate::wire::events::{Bad, Parser};
 
 /// Queue limits. A full queue pauses its partition.
@@ -75,44 +76,36 @@ const STATISTICS_MS: u64 = 250;
 pub enum Membership {
     /// Without a group: reads the given partitions.
     Alone,
-    /// As a static member of the group.
+    /// As the only member of the group.
     Group {
-        /// The member ID.
+        /// The ID of this instance.
         instance: String,
     },
     /// As one of many members that share the partitions.
     Fleet {
-        /// The member ID.
+        /// The ID of this instance.
         instance: String,
         /// Opens and closes lanes.
         owner: Sender<Rebalance>,
     },
 }
 
-/// Assignment or revocation of lanes. They are read only after an assignment is answered, and until a revocation is
-/// answered. A dropped channel counts as an answer.
+/// Assignment or revocation of lanes.
 #[derive(Debug)]
 pub enum Rebalance {
-    /// Lanes to open.
-    Given {
-        /// Numbers of the pairs of partitions.
-        lanes: Vec<i32>,
-        /// Notified when they are open.
-        done: SyncSender<()>,
-    },
-    /// Lanes to close.
-    Taken {
+    /// Lanes to open, and then to read with [`Reader::read_lane`].
+    Assigned(Vec<i32>),
+    /// Lanes to close, and then to release with [`Reader::release`].
+    Revoked {
         /// Numbers of the pairs of partitions.
         lanes: Vec<i32>,
         /// Whether another instance may own them already.
         lost: bool,
-        /// Notified when they are closed.
-        done: SyncSender<()>,
     },
 }
 
-/// Session timeout of fleet members, unless configured.
-const SESSION: (&str, &str) = ("session.timeout.ms", "10000");
+/// How long a revocation waits for its lanes to be closed. The client reads no partition meanwhile.
+const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Reads partitions on a thread of its own, until it is dropped.
 pub struct Reader {
@@ -126,10 +119,11 @@ struct Shared {
     partitions: Mutex<BTreeMap<(Side, i32), Arc<Queue>>>,
     /// Partitions added since the start, not merged yet.
     added: Mutex<Vec<(Place, Arc<Queue>)>>,
+    /// For each topic the name of one of its partitions in snapshots.
+    names: Mutex<BTreeMap<String, String>>,
     topics: [String; 2],
-    /// Whether a queue has new events.
-    news: Mutex<bool>,
-    changed: Condvar,
+    /// Rung when a queue has new events.
+    bell: Arc<Bell>,
     problem: Mutex<Option<Problem>>,
     stop: AtomicBool,
     /// Whether the group has assigned partitions; with one lane, all of them.
@@ -139,7 +133,23 @@ struct Shared {
     rejoin: AtomicBool,
     /// Opens and closes lanes, where they move.
     owner: Option<Sender<Rebalance>>,
+    /// Where lanes move: those that are assigned, and whether each is read.
+    lanes: Mutex<BTreeMap<i32, Reading>>,
     trouble: Arc<Trouble>,
+}
+
+/// How far an assigned lane is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Reading {
+    /// Its owner opens it.
+    Opening,
+    /// Open, but not read yet.
+    Open,
+    Read,
+    /// Revoked; its owner closes it since then.
+    Closing(Instant),
+    /// Closed, but not released yet.
+    Closed,
 }
 
 /// Events of a partition that the engine has not taken yet.
@@ -230,8 +240,8 @@ impl ConsumerContext for Watch {
         let given = error == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
         let lanes = || partitions.elements().iter().map(|element| element.partition()).collect::<Vec<i32>>();
         let done = match &self.0.owner {
-            Some(owner) if given => self.0.give(consumer, owner, lanes()),
-            Some(owner) => self.0.take(consumer, owner, lanes()),
+            Some(owner) if given => self.0.assigned(consumer, owner, lanes()),
+            Some(owner) => self.0.revoked(consumer, owner, lanes()),
             None if given => self.0.assign(consumer, partitions),
             None => {
                 self.0.assigned.store(false, Ordering::Relaxed);
@@ -263,8 +273,7 @@ impl Shared {
     }
 
     fn tell(&self) {
-        *lock(&self.news) = true;
-        self.changed.notify_all();
+        self.bell.ring();
     }
 
     /// Assigns partitions with their start offsets.
@@ -301,63 +310,79 @@ impl Shared {
         consumer.assign(&assignment)
     }
 
-    /// Asks the owner to open lanes, then reads them.
-    fn give(
+    /// Accepts lanes. They are read once they are open.
+    fn assigned(
         &self,
         consumer: &BaseConsumer<Watch>,
         owner: &Sender<Rebalance>,
         lanes: Vec<i32>,
     ) -> Result<(), KafkaError> {
-        if !lanes.is_empty() {
-            self.ask(owner, |done| Rebalance::Given { lanes: lanes.clone(), done });
-        }
-        let mut assignment = TopicPartitionList::new();
-        for lane in lanes {
-            let queue = |side| lock(&self.partitions).get(&(side, lane)).cloned();
-            let (Some(queries), Some(rewards)) = (queue(Side::Query), queue(Side::Reward)) else {
-                // Its owner has stopped, or lost the lane while opening it and rejoins the group.
-                tracing::warn!(lane, "lane was not opened; not reading it");
-                continue;
-            };
-            for (side, queue) in [(Side::Query, queries), (Side::Reward, rewards)] {
-                let offset = Offset::Offset(lock(&queue.state).next as i64);
-                assignment.add_partition_offset(self.topic(side), lane, offset)?;
-            }
-        }
-        tracing::debug!(partitions = assignment.count(), "partitions assigned");
-        consumer.incremental_assign(&assignment)?;
+        lock(&self.lanes).extend(lanes.iter().map(|lane| (*lane, Reading::Opening)));
+        consumer.incremental_assign(&TopicPartitionList::new())?;
         self.assigned.store(true, Ordering::Relaxed);
+        if !lanes.is_empty() {
+            // Fails only if the owner has ended.
+            let _ = owner.send(Rebalance::Assigned(lanes));
+        }
+        self.tell();
         Ok(())
     }
 
-    /// Asks the owner to close lanes, then stops reading them.
-    fn take(
+    /// Asks the owner to close lanes; they are released once that is done.
+    fn revoked(
         &self,
         consumer: &BaseConsumer<Watch>,
         owner: &Sender<Rebalance>,
         lanes: Vec<i32>,
     ) -> Result<(), KafkaError> {
-        self.assigned.store(false, Ordering::Relaxed);
         let lost = consumer.assignment_lost();
-        self.ask(owner, |done| Rebalance::Taken { lanes: lanes.clone(), lost, done });
-        let read = consumer.assignment()?;
-        let mut taken = TopicPartitionList::new();
-        for element in read.elements().iter().filter(|element| lanes.contains(&element.partition())) {
-            taken.add_partition(element.topic(), element.partition());
-        }
-        lock(&self.partitions).retain(|(_, lane), _| !lanes.contains(lane));
-        consumer.incremental_unassign(&taken)
+        let since = Reading::Closing(Instant::now());
+        lock(&self.lanes).extend(lanes.iter().map(|lane| (*lane, since)));
+        let is_owned =
+            !self.stop.load(Ordering::Relaxed) && owner.send(Rebalance::Revoked { lanes: lanes.clone(), lost }).is_ok();
+        self.tell();
+        if is_owned { Ok(()) } else { self.release(consumer, &lanes) }
     }
 
-    /// Asks the owner and waits for its answer, or for its end.
-    fn ask(&self, owner: &Sender<Rebalance>, message: impl FnOnce(SyncSender<()>) -> Rebalance) {
-        let (done, answer) = sync_channel(1);
-        let sent = owner.send(message(done)).is_ok();
-        self.tell();
-        if sent {
-            // An error means that the owner has ended.
-            let _ = answer.recv();
+    /// Ends a revocation: stops reading its lanes.
+    fn release(&self, consumer: &BaseConsumer<Watch>, lanes: &[i32]) -> Result<(), KafkaError> {
+        let read = consumer.assignment()?;
+        let mut released = TopicPartitionList::new();
+        for element in read.elements().iter().filter(|element| lanes.contains(&element.partition())) {
+            released.add_partition(element.topic(), element.partition());
         }
+        lock(&self.partitions).retain(|(_, lane), _| !lanes.contains(lane));
+        lock(&self.lanes).retain(|lane, _| !lanes.contains(lane));
+        consumer.incremental_unassign(&released)
+    }
+
+    /// Reads open lanes, and releases closed ones. All lanes of a revocation are released together.
+    fn serve_lanes(&self, consumer: &BaseConsumer<Watch>) -> Result<(), KafkaError> {
+        let mut lanes = lock(&self.lanes);
+        let open: Vec<i32> =
+            lanes.iter().filter(|(_, reading)| **reading == Reading::Open).map(|(lane, _)| *lane).collect();
+        lanes.extend(open.iter().map(|lane| (*lane, Reading::Read)));
+        let is_revoked = |reading: &Reading| matches!(reading, Reading::Closing(_) | Reading::Closed);
+        let revoked: Vec<i32> =
+            lanes.iter().filter(|(_, reading)| is_revoked(reading)).map(|(lane, _)| *lane).collect();
+        let is_waiting =
+            |reading: &Reading| matches!(reading, Reading::Closing(since) if since.elapsed() < RELEASE_WITHIN);
+        let wait = lanes.values().any(is_waiting);
+        drop(lanes);
+        if !open.is_empty() {
+            let mut assignment = TopicPartitionList::new();
+            for (side, lane) in open.iter().flat_map(|lane| [(Side::Query, *lane), (Side::Reward, *lane)]) {
+                let Some(queue) = lock(&self.partitions).get(&(side, lane)).cloned() else { continue };
+                let offset = Offset::Offset(lock(&queue.state).next as i64);
+                assignment.add_partition_offset(self.topic(side), lane, offset)?;
+            }
+            tracing::debug!(partitions = assignment.count(), "partitions assigned");
+            consumer.incremental_assign(&assignment)?;
+        }
+        if revoked.is_empty() || wait {
+            return Ok(());
+        }
+        self.release(consumer, &revoked)
     }
 
     /// Adds a partition that did not exist at the start.
@@ -365,8 +390,9 @@ impl Shared {
         let topic = self.topic(side).to_owned();
         tracing::info!(topic, partition, "new partition; reading it from its beginning");
         let queue = Arc::new(Queue::default());
-        // The caller that merges it adds the name, which needs the topic ID.
-        let place = Place { side, topic, partition, name: String::new(), position: at(0) };
+        // The topic has the same ID in the names of its other partitions.
+        let known = lock(&self.names).get(&topic).cloned().unwrap_or_default();
+        let place = Place { side, name: positions::sibling(&known, partition), topic, partition, position: at(0) };
         lock(&self.added).push((place, queue.clone()));
         self.tell();
         queue
@@ -404,21 +430,23 @@ impl Reader {
         membership: &Membership,
         spread: Option<Spread>,
         accept_gap: bool,
+        bell: Arc<Bell>,
         ending: impl Fn(usize) -> Ending,
     ) -> Result<(Arc<Self>, Logs), Problem> {
         let topics = &cluster.config.topics;
         let shared = Arc::new(Shared {
             partitions: Mutex::default(),
             added: Mutex::default(),
+            names: Mutex::new(places.iter().map(|place| (place.topic.clone(), place.name.clone())).collect()),
             topics: [topics.queries.clone(), topics.rewards.clone()],
-            news: Mutex::new(false),
-            changed: Condvar::new(),
+            bell,
             problem: Mutex::new(None),
             stop: AtomicBool::new(false),
             assigned: AtomicBool::new(false),
             rebalances: AtomicU64::new(0),
             rejoin: AtomicBool::new(false),
             owner: if let Membership::Fleet { owner, .. } = membership { Some(owner.clone()) } else { None },
+            lanes: Mutex::default(),
             trouble: cluster.trouble.clone(),
         });
         let open = |(i, place): (usize, &Place)| (place.clone(), shared.open(place, ending(i)));
@@ -432,15 +460,10 @@ impl Reader {
         }
         match membership {
             Membership::Alone => {}
-            Membership::Group { instance } => {
-                settings.set("group.instance.id", instance).set("client.id", instance);
-            }
-            // Not a static member: that would keep its lanes from others after it leaves.
+            // Not static members: a copy of the instance would replace it, and lanes would stay with an instance that has left.
+            Membership::Group { instance } => drop(settings.set("client.id", instance)),
             Membership::Fleet { instance, .. } => {
                 settings.set("client.id", instance).set("partition.assignment.strategy", "cooperative-sticky");
-                if settings.get(SESSION.0).is_none() {
-                    settings.set(SESSION.0, SESSION.1);
-                }
             }
         }
         let consumer: Arc<Client<BaseConsumer<Watch>>> = Arc::new(Client::new(&settings, Watch(shared.clone()))?);
@@ -485,6 +508,21 @@ impl Reader {
         self.shared.open(place, ending)
     }
 
+    /// Reads a lane from the positions that [`Reader::open`] got, if it is still assigned.
+    pub fn read_lane(&self, lane: i32) {
+        if let Some(reading) = lock(&self.shared.lanes).get_mut(&lane).filter(|reading| **reading == Reading::Opening) {
+            *reading = Reading::Open;
+        }
+    }
+
+    /// Gives up a revoked lane.
+    pub fn release(&self, lane: i32) {
+        let mut lanes = lock(&self.shared.lanes);
+        if let Some(reading) = lanes.get_mut(&lane).filter(|reading| matches!(reading, Reading::Closing(_))) {
+            *reading = Reading::Closed;
+        }
+    }
+
     /// Leaves and rejoins the group.
     pub fn rejoin(&self) {
         self.shared.rejoin.store(true, Ordering::Relaxed);
@@ -509,14 +547,6 @@ impl Reader {
         }
     }
 
-    /// Waits for new events or for `timeout`; returns whether there are new events.
-    pub fn wait(&self, timeout: Duration) -> bool {
-        let news = lock(&self.shared.news);
-        let waited = self.shared.changed.wait_timeout_while(news, timeout, |news| !*news);
-        let (mut news, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut *news)
-    }
-
     /// Partitions added since the start.
     pub fn added(&self, ending: Ending) -> Logs {
         let added = std::mem::take(&mut *lock(&self.shared.added));
@@ -527,7 +557,22 @@ impl Reader {
         added.into_iter().map(partition).collect()
     }
 
-    /// Whether all partitions, or all assigned ones, are read.
+    /// The ID of this member of the group; empty before it has joined.
+    pub fn member_id(&self) -> String {
+        let client = self.consumer.client().native_ptr();
+        // SAFETY: the client outlives the call. The answer is null or ends with a zero byte, and is freed here.
+        unsafe {
+            let id = ffi::rd_kafka_memberid(client);
+            if id.is_null() {
+                return String::new();
+            }
+            let text = CStr::from_ptr(id).to_string_lossy().into_owned();
+            ffi::rd_kafka_mem_free(client, id.cast());
+            text
+        }
+    }
+
+    /// Whether the group has assigned partitions, or none has to.
     pub fn is_assigned(&self) -> bool {
         self.shared.assigned.load(Ordering::Relaxed)
     }
@@ -592,7 +637,7 @@ struct Polling {
 impl Polling {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Relaxed) {
-            let wait = Duration::from_millis(if self.paused.is_empty() { 100 } else { 2 });
+            let wait = Duration::from_millis(if self.paused.is_empty() { 20 } else { 2 });
             // The message borrows the client, not this.
             let consumer = self.consumer.clone();
             match consumer.poll(wait) {
@@ -603,6 +648,9 @@ impl Polling {
             }
             if !self.paused.is_empty() {
                 self.resume();
+            }
+            if let Err(error) = self.shared.serve_lanes(&self.consumer) {
+                self.shared.fail(failed("cannot assign partitions", &error));
             }
             if self.looked.elapsed() >= LOOK_EVERY {
                 self.look_at_stopped();
@@ -828,22 +876,22 @@ impl Partition {
 }
 
 impl Source for Partition {
-    type Error = io::Error;
+    type Error = TransportError;
 
-    fn read(&mut self) -> io::Result<Read> {
+    fn read(&mut self) -> Result<Read, TransportError> {
         if self.taken.is_empty() {
             let mut state = lock(&self.queue.state);
             std::mem::swap(&mut state.events, &mut self.taken);
             state.bytes = 0;
             if self.taken.is_empty() {
                 if let Some(problem) = lock(&self.shared.problem).clone() {
-                    return Err(io::Error::other(problem));
+                    return Err(problem.into());
                 }
                 // A live reader waits for an operator; one with a fixed end cannot reach it.
                 if let (Some(batch), Ending::Until(offset)) = (&state.unreadable, self.ending)
                     && state.next < offset
                 {
-                    return Err(io::Error::other(Problem::Unreadable(batch.clone())));
+                    return Err(Problem::Unreadable(batch.clone()).into());
                 }
                 return Ok(match self.ending {
                     Ending::Until(offset) if state.next >= offset || state.ended.is_some() => Read::End,

@@ -1,7 +1,7 @@
 //! Producer of parameters and dead letters, which are done once the brokers have acknowledged them.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdkafka::client::ClientContext;
@@ -12,12 +12,11 @@ use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, Prod
 
 use super::client::Client;
 use super::cluster::{Cluster, Problem, Trouble, failed, log_line};
-use super::consumer::Reader;
 use super::positions::Gap;
+use crate::config::Topics;
 use crate::event::Name;
 use crate::failpoint;
-use crate::merge::MergeState;
-use crate::transport::{Letter, Outlet, lock, now_ms};
+use crate::transport::{Letter, Outlet, TransportError, lock, now_ms};
 use crate::wire::events::Bad;
 
 /// Publishes results to Kafka.
@@ -26,8 +25,6 @@ pub struct KafkaOutlet {
     undelivered: Arc<Undelivered>,
     cluster: Cluster,
     limits: LetterLimits,
-    /// The reader whose group gets the offsets, if there is one.
-    reader: Arc<OnceLock<Arc<Reader>>>,
 }
 
 /// Size limits of a dead letter.
@@ -92,6 +89,7 @@ pub(super) struct Deliveries {
 }
 
 /// A message to send.
+#[derive(Clone)]
 pub struct Outgoing {
     /// Its topic.
     pub topic: String,
@@ -127,9 +125,9 @@ const HEADER_BYTES: usize = 10;
 
 impl Outgoing {
     /// Parameters of a space.
-    pub fn params(cluster: &Cluster, space: &Name, bytes: &[u8]) -> Self {
+    pub fn params(topics: &Topics, space: &Name, bytes: &[u8]) -> Self {
         Self {
-            topic: cluster.config.topics.params.clone(),
+            topic: topics.params.clone(),
             partition: None,
             key: space.as_str().as_bytes().to_vec(),
             value: Some(bytes.to_vec()),
@@ -139,7 +137,7 @@ impl Outgoing {
     }
 
     /// A dead letter. Each part and their sum are bounded: the event is truncated to fit, and headers record that.
-    pub fn dead_letter(cluster: &Cluster, letter: &Letter, limits: LetterLimits) -> Self {
+    pub fn dead_letter(topics: &Topics, letter: &Letter, limits: LetterLimits) -> Self {
         let detail = letter.detail();
         let Letter { letter, place, origin, time_ms } = letter;
         let of_place = |field: &str| place[field].as_str().map_or_else(|| place[field].to_string(), str::to_owned);
@@ -161,7 +159,7 @@ impl Outgoing {
             headers.push(("key_cut_from_bytes", origin.key_bytes.to_string()));
         }
         let place = format!("{}/{}/{}", of_place("source"), of_place("partition"), of_place("offset"));
-        let topic = cluster.config.topics.dead_letters.clone();
+        let topic = topics.dead_letters.clone();
         let if_too_large = IfTooLarge::SendKey(place);
         let mut message = Self { topic, partition: None, key, value: None, headers, if_too_large };
         let cut_from = ("cut_from_bytes", letter.bytes.len().to_string());
@@ -284,12 +282,7 @@ impl KafkaOutlet {
         settings.set("message.max.bytes", most.to_string()).set("batch.size", limits.batch_bytes().to_string());
         let context = Deliveries { undelivered: undelivered.clone(), trouble: cluster.trouble.clone() };
         let producer = Client::new(&settings, context)?;
-        Ok(Self { producer, undelivered, cluster: cluster.clone(), limits, reader: Arc::default() })
-    }
-
-    /// The same, but also commits offsets to the group of a reader, once there is one.
-    pub fn telling(self, reader: Arc<OnceLock<Arc<Reader>>>) -> Self {
-        Self { reader, ..self }
+        Ok(Self { producer, undelivered, cluster: cluster.clone(), limits })
     }
 
     /// Records skipped messages as dead letters.
@@ -344,8 +337,11 @@ impl KafkaOutlet {
 }
 
 impl Outlet for KafkaOutlet {
-    fn dead_letters(&mut self, letters: &[Letter]) -> anyhow::Result<()> {
-        let letters = letters.iter().map(|letter| Outgoing::dead_letter(&self.cluster, letter, self.limits)).collect();
+    fn dead_letters(&mut self, letters: &[Letter]) -> Result<(), TransportError> {
+        let letters = letters
+            .iter()
+            .map(|letter| Outgoing::dead_letter(&self.cluster.config.topics, letter, self.limits))
+            .collect();
         Ok(self.deliver(&self.cluster.config.topics.dead_letters, letters)?)
     }
 
@@ -353,18 +349,13 @@ impl Outlet for KafkaOutlet {
         true
     }
 
-    fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> anyhow::Result<()> {
+    fn publish(&mut self, params: &[(Name, Vec<u8>)]) -> Result<(), TransportError> {
         failpoint::reach("before-publish");
-        let params = params.iter().map(|(space, bytes)| Outgoing::params(&self.cluster, space, bytes)).collect();
+        let params =
+            params.iter().map(|(space, bytes)| Outgoing::params(&self.cluster.config.topics, space, bytes)).collect();
         self.deliver(&self.cluster.config.topics.params, params)?;
         failpoint::reach("after-publish");
         Ok(())
-    }
-
-    fn reached(&mut self, positions: &MergeState) {
-        if let Some(reader) = self.reader.get() {
-            reader.commit(positions);
-        }
     }
 }
 
@@ -392,11 +383,11 @@ mod tests {
 
     #[test]
     fn letters_fit_into_their_topic() {
-        let cluster = Cluster::new(&Config::default().transport.kafka).unwrap();
+        let topics = Config::default().transport.kafka.topics;
         for message_bytes in [4096, 10_000, 1_048_588] {
             let limits = LetterLimits { value_bytes: 1 << 20, message_bytes };
             for (bytes, key, problem) in [(10, 5, 3), (4000, 1024, 300), (1 << 20, 1024, 500_000), (1 << 21, 0, 0)] {
-                let message = Outgoing::dead_letter(&cluster, &letter(bytes, key, problem), limits);
+                let message = Outgoing::dead_letter(&topics, &letter(bytes, key, problem), limits);
                 assert!(message.bytes() <= message_bytes, "{bytes} {key} {problem}: {}", message.bytes());
                 let has = |name: &str| message.headers.iter().any(|header| header.0 == name);
                 assert_eq!(has("cut_from_bytes"), message.value.as_ref().unwrap().len() < bytes);
@@ -407,9 +398,9 @@ mod tests {
 
     #[test]
     fn what_is_too_large_shrinks_twice_and_is_then_dropped() {
-        let cluster = Cluster::new(&Config::default().transport.kafka).unwrap();
+        let topics = Config::default().transport.kafka.topics;
         let limits = LetterLimits { value_bytes: 1 << 20, message_bytes: 1 << 20 };
-        let sized = |bytes| Outgoing::dead_letter(&cluster, &letter(bytes, 3, 3), limits);
+        let sized = |bytes| Outgoing::dead_letter(&topics, &letter(bytes, 3, 3), limits);
         let messages = vec![sized(10), sized(500), sized(400)];
         let all = as_large(&messages, &BTreeSet::from([2]));
         assert_eq!(all, [1, 2], "what was not tried is as large");
@@ -418,7 +409,7 @@ mod tests {
         assert_eq!(messages[1].key, b"queries/1/7");
         let messages = shrink(messages, &BTreeSet::from([1, 2])).unwrap();
         assert_eq!(messages.len(), 1);
-        let params = Outgoing::params(&cluster, &Name::default_space(), b"...");
+        let params = Outgoing::params(&topics, &Name::default_space(), b"...");
         assert!(shrink(vec![params], &BTreeSet::from([0])).is_none(), "parameters must not be dropped");
     }
 }

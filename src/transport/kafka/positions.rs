@@ -179,6 +179,12 @@ pub fn name(topic: &str, ids: &BTreeMap<String, String>, partition: i32) -> Stri
     format!("{PREFIX}{topic}#{id}/{partition}")
 }
 
+/// The name of another partition of the same topic.
+pub fn sibling(name: &str, partition: i32) -> String {
+    let (topic, _) = name.rsplit_once('/').unwrap_or((name, ""));
+    format!("{topic}/{partition}")
+}
+
 /// Topic and partition of a name in snapshots.
 pub fn parse(name: &str) -> Option<(&str, i32)> {
     let (topic, rest) = name.strip_prefix(PREFIX)?.rsplit_once('#')?;
@@ -203,6 +209,7 @@ mod tests {
         let name = name("a.b-c", &ids, 12);
         assert_eq!((name.as_str(), parse(&name)), ("kafka:a.b-c#x_-1/12", Some(("a.b-c", 12))));
         assert_eq!(parse("queries/a.jsonl#0123"), None);
+        assert_eq!(sibling(&name, 3), "kafka:a.b-c#x_-1/3");
     }
 
     #[test]
