@@ -17,6 +17,7 @@ struct Process {
     java: String,
     address: String,
     sasl_address: Option<String>,
+    proxied_address: Option<String>,
 }
 
 impl Process {
@@ -29,8 +30,10 @@ impl Process {
         BufReader::new(script.stdout.take().unwrap()).read_line(&mut line).unwrap();
         match *line.split_whitespace().collect::<Vec<_>>() {
             ["ready", address, "pid", java, ref rest @ ..] => {
-                let sasl_address = rest.get(1).map(|&address| address.to_owned());
-                Ok(Self { script, java: java.to_owned(), address: address.to_owned(), sasl_address })
+                let of = |name: &str| rest.chunks_exact(2).find(|pair| pair[0] == name).map(|pair| pair[1].to_owned());
+                let (sasl_address, proxied_address) = (of("sasl_ssl"), of("proxied"));
+                let (java, address) = (java.to_owned(), address.to_owned());
+                Ok(Self { script, java, address, sasl_address, proxied_address })
             }
             _ => Err(format!("tests/broker: {}: {line:?}", script.wait().unwrap())),
         }
@@ -61,6 +64,11 @@ impl Broker {
     /// Of the listener that `--tls` opens; the same after a restart.
     pub fn sasl_address(&self) -> &str {
         self.process.sasl_address.as_deref().expect("started with --tls")
+    }
+
+    /// Of the listener that `--proxied` opens: where the proxy connects to. The same after a restart.
+    pub fn proxied_address(&self) -> &str {
+        self.process.proxied_address.as_deref().expect("started with --proxied")
     }
 
     /// Kills it as if the power had gone. Its data stay.

@@ -27,21 +27,21 @@ use crate::kafka::{Place, log_of};
 use crate::sidecar::{Client, Process, free_port};
 use crate::size::sized;
 
-const DIM: usize = 8;
+pub const DIM: usize = 8;
 
 const LANES: &str = "[learner]\ndim = 8\nmodels = [\"a\", \"b\", \"c\"]\n[join]\nreorder_ms = 20\n\
                      [snapshot]\nevery_updates = 100\nevery_ms = 200\n";
 
 /// One instance of the fleet, with a directory of its own.
-struct Instance {
-    config: PathBuf,
+pub struct Instance {
+    pub config: PathBuf,
     dir: PathBuf,
     client: Client,
     process: Option<Process>,
 }
 
 impl Instance {
-    fn new(place: &Place, name: &str, more: &str) -> Self {
+    pub fn new(place: &Place, name: &str, more: &str) -> Self {
         let (dir, port) = (place.dir.path().join(name), free_port());
         fs::create_dir(&dir).unwrap();
         let config = dir.join("learn.toml");
@@ -53,7 +53,7 @@ impl Instance {
         Self { config, dir, client: Client::new(port), process: None }
     }
 
-    fn start(&mut self) {
+    pub fn start(&mut self) {
         self.process = Some(Process::start(&self.config, &["learn"]));
     }
 
@@ -65,11 +65,16 @@ impl Instance {
         self.process.take().unwrap().kill();
     }
 
-    fn leave(&mut self) {
+    pub fn leave(&mut self) {
         self.process.take().unwrap().terminate();
     }
 
-    fn status(&self) -> Option<Value> {
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.as_mut().is_some_and(Process::has_ended)
+    }
+
+    pub fn status(&self) -> Option<Value> {
         self.process.as_ref()?;
         self.client.get("/v1/status").map(|(_, status)| status)
     }
@@ -103,7 +108,7 @@ impl Instance {
 }
 
 /// Topics with so many partitions.
-fn place(brokers: &str, lanes: usize) -> Place {
+pub fn place(brokers: &str, lanes: usize) -> Place {
     let place = Place::without_topics(brokers, LANES);
     let text = fs::read_to_string(&place.config).unwrap();
     fs::write(&place.config, text.replace("partitions = 3\n", &format!("partitions = {lanes}\n"))).unwrap();
@@ -112,7 +117,7 @@ fn place(brokers: &str, lanes: usize) -> Place {
 }
 
 /// Waits for the lanes of all instances together to be all lanes, each once, and nobody else's: how long that took.
-fn await_all(instances: &[Instance], lanes: usize) -> Duration {
+pub fn await_all(instances: &[Instance], lanes: usize) -> Duration {
     let start = Instant::now();
     loop {
         let mut owned: Vec<i64> = instances.iter().flat_map(Instance::lanes).collect();
@@ -126,7 +131,7 @@ fn await_all(instances: &[Instance], lanes: usize) -> Duration {
 }
 
 /// Waits until every instance owns a lane.
-fn await_shared(instances: &[Instance]) {
+pub fn await_shared(instances: &[Instance]) {
     let start = Instant::now();
     while instances.iter().any(|instance| instance.lanes().is_empty()) {
         assert!(start.elapsed() < Duration::from_secs(60), "{}", logs(instances));
@@ -134,7 +139,7 @@ fn await_shared(instances: &[Instance]) {
     }
 }
 
-fn logs(instances: &[Instance]) -> String {
+pub fn logs(instances: &[Instance]) -> String {
     let tail = |instance: &Instance| {
         let log = log_of(&instance.config);
         let from = log.len().saturating_sub(4000);
@@ -144,14 +149,14 @@ fn logs(instances: &[Instance]) -> String {
 }
 
 /// Traffic that goes on until it is stopped.
-struct Load {
+pub struct Load {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<(u64, BTreeSet<String>)>,
 }
 
 impl Load {
     /// Requests of so many spaces, one in ten of them without a reward.
-    fn start(place: &Place, brokers: &str, spaces: usize, dim: usize) -> Self {
+    pub fn start(place: &Place, brokers: &str, spaces: usize, dim: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (seen, brokers) = (stop.clone(), brokers.to_owned());
         let (queries, rewards) = (place.topic("queries").to_owned(), place.topic("rewards").to_owned());
@@ -187,14 +192,14 @@ impl Load {
     }
 
     /// Requests, and those of them that have a reward.
-    fn stop(self) -> (u64, BTreeSet<String>) {
+    pub fn stop(self) -> (u64, BTreeSet<String>) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
 }
 
 /// How many requests the instances together have learned from, as far as they say it.
-fn applied(instances: &[Instance]) -> u64 {
+pub fn applied(instances: &[Instance]) -> u64 {
     let of = |instance: &Instance| instance.status().and_then(|status| status["counts"]["applied"].as_u64());
     instances.iter().filter_map(of).sum()
 }
@@ -233,7 +238,7 @@ fn summary(place: &Place) -> Value {
 }
 
 /// Checks that every request was applied once, and that all that was read is accounted for.
-fn check(place: &Place, instances: &[Instance], lanes: usize, requests: u64, rewarded: &BTreeSet<String>) {
+pub fn check(place: &Place, instances: &[Instance], lanes: usize, requests: u64, rewarded: &BTreeSet<String>) {
     let mut applied = Vec::new();
     for instance in instances {
         for (lane, line) in instance.applied(lanes) {
@@ -258,7 +263,7 @@ fn check(place: &Place, instances: &[Instance], lanes: usize, requests: u64, rew
 }
 
 /// Checks that parameters never went back, whoever wrote them, and that lanes were written by one after the other.
-fn check_history(place: &Place) {
+pub fn check_history(place: &Place) {
     check_history_with(place, false);
 }
 

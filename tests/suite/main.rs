@@ -27,6 +27,7 @@ mod msrv;
 mod page;
 mod params;
 mod picture;
+mod proxy;
 mod reader;
 mod replay;
 mod reports;

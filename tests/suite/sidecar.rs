@@ -71,6 +71,10 @@ impl Process {
         None
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+
     pub fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
