@@ -19,6 +19,7 @@ use pointsman::config::{Algorithm, Config};
 use pointsman::engine::{Engine, Input, Side};
 use pointsman::merge::{Merge, MergeState, Next, Source};
 use pointsman::report::{Column, Table};
+use pointsman::transport::TransportError;
 use pointsman::transport::ahead::Reader;
 use pointsman::transport::file::{AtEnd, LogFile};
 use pointsman::wire::events::Parser;
@@ -197,7 +198,7 @@ impl Bench {
     }
 }
 
-fn learn<S: Source<Error = std::io::Error>>(settings: pointsman::config::Settings, sources: [S; 2]) -> u64 {
+fn learn<S: Source<Error = TransportError>>(settings: pointsman::config::Settings, sources: [S; 2]) -> u64 {
     let mut merge = Merge::new(settings.reorder_ms, &MergeState::default());
     for (i, source) in sources.into_iter().enumerate() {
         merge.add(i.to_string(), source, None, None);

@@ -25,7 +25,7 @@ use crate::transport::append::Appender;
 use crate::transport::directory::{base_name, log_name};
 use crate::transport::file::{AtEnd, LogFile, fingerprint};
 use crate::transport::kafka::cluster::Cluster;
-use crate::transport::kafka::consumer::{Ending, Membership, Partition, Reader};
+use crate::transport::kafka::consumer::{Ending, Membership, Partition, ReadOptions, Reader};
 use crate::transport::kafka::history::{Mark, Span, Stretch, ends, stretches};
 use crate::transport::kafka::homes::Spread;
 use crate::transport::kafka::positions;
@@ -178,8 +178,8 @@ fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Stor
     let number = places.iter().filter(|place| place.side == Side::Query).count();
     let spread = (kafka.lanes == Lanes::Partition).then(|| Spread::new(settings, number));
     let bell = Arc::new(Bell::default());
-    let (_reader, logs) =
-        Reader::start(&cluster, parser, &places, &Membership::Alone, spread, false, bell.clone(), ending)?;
+    let options = ReadOptions { parser, spread, accept_gap: false, bell: bell.clone() };
+    let (_reader, logs) = Reader::start(&cluster, options, &places, &Membership::Alone, ending)?;
     for (place, log) in logs {
         lane.merge.add(place.name, log, Some(place.position), None);
     }

@@ -5,6 +5,7 @@
 //! other. A revoked lane is closed with a last snapshot. A lost lane, which another instance may own already, is dropped: the
 //! new owner resumes from the last committed snapshot.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -29,7 +30,7 @@ use crate::store::{self, DirStore, ONE_LANE, Shared};
 use crate::telemetry::News;
 use crate::transport::append::Appender;
 use crate::transport::kafka::cluster::{Cluster, Member, Problem};
-use crate::transport::kafka::consumer::{Ending, Logs, Membership, Partition, Reader, Rebalance};
+use crate::transport::kafka::consumer::{Ending, Logs, Membership, Partition, ReadOptions, Reader, Rebalance};
 use crate::transport::kafka::homes::{Spread, partition_of};
 use crate::transport::kafka::outlet::{KafkaOutlet, LetterLimits};
 use crate::transport::kafka::params::ParamsTopic;
@@ -278,7 +279,8 @@ impl Run<'_> {
         let ends = if self.once { positions::ends(cluster, places)? } else { Vec::new() };
         let ending = |i: usize| ends.get(i).map_or(self.idle(cluster), |end| Ending::Until(*end));
         let parser = Arc::new(Parser::new(self.settings));
-        Ok(Reader::start(cluster, parser, places, membership, spread, self.accept_gap, bell.clone(), ending)?)
+        let options = ReadOptions { parser, spread, accept_gap: self.accept_gap, bell: bell.clone() };
+        Ok(Reader::start(cluster, options, places, membership, ending)?)
     }
 
     /// Waits until the only member of the group may be this instance; false if the run is stopped before.
@@ -332,9 +334,9 @@ impl Run<'_> {
         for space in self.settings.sharded().into_keys() {
             if !lock(&fleet.places).contains_key(&partition_of(&space, fleet.claims.partitions)) {
                 mergers.remove(&space);
-            } else if !mergers.contains_key(&space) {
-                let merger = Merger::start(self.merging(cluster, &fleet.claims, space.clone()))?;
-                mergers.insert(space, merger);
+            } else if let Entry::Vacant(vacant) = mergers.entry(space) {
+                let merging = self.merging(cluster, &fleet.claims, vacant.key().clone());
+                vacant.insert(Merger::start(merging)?);
             }
         }
         Ok(())
@@ -385,7 +387,8 @@ impl Fleet {
         if spawned.is_err() {
             self.jobs.fetch_sub(1, Ordering::SeqCst);
         }
-        Ok(drop(spawned?))
+        spawned?;
+        Ok(())
     }
 
     fn rebalance(self: &Arc<Self>, rebalance: Rebalance) -> Result<()> {

@@ -90,6 +90,18 @@ pub enum Membership {
     },
 }
 
+/// What a reader does with messages.
+pub struct ReadOptions {
+    /// Parses events.
+    pub parser: Arc<Parser>,
+    /// Maps spaces to partitions, where each has its own.
+    pub spread: Option<Spread>,
+    /// Whether an unreadable batch becomes one dead letter; otherwise its partition stops there.
+    pub accept_gap: bool,
+    /// Rung when there are new events.
+    pub bell: Arc<Bell>,
+}
+
 /// Assignment or revocation of lanes.
 #[derive(Debug)]
 pub enum Rebalance {
@@ -421,18 +433,15 @@ impl QueueState {
 }
 
 impl Reader {
-    /// Starts to read these partitions; also returns them as logs to merge. `spread` maps spaces to partitions where each
-    /// has its own. With `accept_gap` an unreadable batch becomes one dead letter; without, its partition stops there.
+    /// Starts to read these partitions; also returns them as logs to merge.
     pub fn start(
         cluster: &Cluster,
-        parser: Arc<Parser>,
+        options: ReadOptions,
         places: &[Place],
         membership: &Membership,
-        spread: Option<Spread>,
-        accept_gap: bool,
-        bell: Arc<Bell>,
         ending: impl Fn(usize) -> Ending,
     ) -> Result<(Arc<Self>, Logs), Problem> {
+        let ReadOptions { parser, spread, accept_gap, bell } = options;
         let topics = &cluster.config.topics;
         let shared = Arc::new(Shared {
             partitions: Mutex::default(),
