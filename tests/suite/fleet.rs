@@ -130,11 +130,17 @@ pub fn await_all(instances: &[Instance], lanes: usize) -> Duration {
     }
 }
 
-/// Waits until every instance owns a lane.
-pub fn await_shared(instances: &[Instance]) {
+/// Waits until every instance owns a lane, and no lane is owned twice. A status may be old: only together do they tell.
+pub fn await_shared(instances: &[Instance], lanes: usize) {
     let start = Instant::now();
-    while instances.iter().any(|instance| instance.lanes().is_empty()) {
-        assert!(start.elapsed() < Duration::from_secs(60), "{}", logs(instances));
+    loop {
+        let owned: Vec<Vec<i64>> = instances.iter().map(Instance::lanes).collect();
+        let mut all = owned.concat();
+        all.sort_unstable();
+        if all.iter().copied().eq(0..lanes as i64) && !owned.iter().any(Vec::is_empty) {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(90), "{owned:?}\n{}", logs(instances));
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -355,9 +361,7 @@ fn a_zombie_changes_nothing() {
     instances.iter_mut().for_each(Instance::start);
     let load = Load::start(&place, brokers, spaces, DIM);
     for _ in 0..sized(2, 10) {
-        await_shared(&instances);
-        // A status may be old: until it is new, one instance may still show all lanes as its own.
-        await_all(&instances, lanes);
+        await_shared(&instances, lanes);
         let start = Instant::now();
         instances[0].signal("STOP");
         await_all(&instances[1..], lanes);
@@ -637,7 +641,7 @@ fn a_standby_takes_over() {
     let mut absences = Vec::new();
     for _ in 0..sized(2, 20) {
         instances[1].start();
-        await_shared(&instances);
+        await_shared(&instances, lanes);
         instances[0].kill();
         absences.push(await_all(&instances, lanes).as_secs_f64());
         instances[0].start();
@@ -700,7 +704,7 @@ fn shards_and_one(learner: &str, number: u64) -> Vec<(Vec<f64>, Vec<f64>)> {
     fs::write(&place.config, &text).unwrap();
     let mut instances: Vec<Instance> = ["i0", "i1"].iter().map(|name| Instance::new(&place, name, "")).collect();
     instances.iter_mut().for_each(Instance::start);
-    await_shared(&instances);
+    await_shared(&instances, lanes);
     await_all(&instances, lanes);
     let config: Config = toml::from_str(&text).unwrap();
     let settings = config.check().unwrap();

@@ -586,8 +586,7 @@ fn late_requests_corrupt_no_transaction() {
     }
     instances.iter_mut().for_each(Instance::start);
     let load = Load::start(&place, kafka.address(), spaces, DIM);
-    await_shared(&instances);
-    await_all(&instances, lanes);
+    await_shared(&instances, lanes);
     let group = place.topic("queries").strip_suffix("-queries").unwrap();
     let troubles = Arc::new(Mutex::new(Troubles::new(format!("{group}-partition-0"))));
     let deciding = troubles.clone();

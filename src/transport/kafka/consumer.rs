@@ -347,6 +347,7 @@ impl Shared {
         owner: &Sender<Rebalance>,
         lanes: Vec<i32>,
     ) -> Result<(), KafkaError> {
+        self.assigned.store(false, Ordering::Relaxed);
         let lost = consumer.assignment_lost();
         let since = Reading::Closing(Instant::now());
         lock(&self.lanes).extend(lanes.iter().map(|lane| (*lane, since)));
