@@ -118,8 +118,12 @@ pub struct Keeper {
 
 enum How {
     Here(Box<dyn Commit>),
-    Thread { work: SyncSender<Box<Work>>, thread: JoinHandle<Result<()>> },
-    Ended,
+    Thread {
+        work: SyncSender<Box<Work>>,
+        thread: JoinHandle<Result<()>>,
+    },
+    /// With the kind of error that ended it.
+    Ended(Option<LaneError>),
 }
 
 impl Keeper {
@@ -154,17 +158,14 @@ impl Keeper {
         match &mut self.how {
             How::Here(commit) => {
                 let done = carry_out(&mut **commit, work, &self.reached);
-                if done.is_err() {
-                    self.how = How::Ended;
-                }
-                done
+                self.end_if_failed(done)
             }
             How::Thread { work: inbox, .. } => {
                 self.undone.fetch_add(1, Ordering::Release);
                 let sent = inbox.send(Box::new(work)).is_ok();
                 if sent { Ok(()) } else { self.finish() }
             }
-            How::Ended => Err(stopped()),
+            How::Ended(cause) => Err(stopped(cause.as_ref())),
         }
     }
 
@@ -172,9 +173,17 @@ impl Keeper {
     pub fn check(&mut self) -> Result<()> {
         match &self.how {
             How::Thread { thread, .. } if thread.is_finished() => self.finish(),
-            How::Ended => Err(stopped()),
+            How::Ended(cause) => Err(stopped(cause.as_ref())),
             _ => Ok(()),
         }
+    }
+
+    /// Whoever asks later learns of the same kind of error.
+    fn end_if_failed(&mut self, done: Result<()>) -> Result<()> {
+        if let Err(error) = &done {
+            self.how = How::Ended(error.taken());
+        }
+        done
     }
 
     /// Positions of the newest snapshot that became durable since the last call.
@@ -184,17 +193,19 @@ impl Keeper {
 
     /// Ends once all work is done.
     pub fn finish(&mut self) -> Result<()> {
-        match std::mem::replace(&mut self.how, How::Ended) {
+        match std::mem::replace(&mut self.how, How::Ended(None)) {
             How::Here(_) => Ok(()),
             How::Thread { work, thread } => {
                 drop(work);
-                thread.join().unwrap_or_else(|_| {
-                    Err(LaneError::last(
-                        "the thread that makes snapshots durable panicked; committed snapshots are intact",
-                    ))
-                })
+                let panicked = "the thread that makes snapshots durable panicked; committed snapshots are intact";
+                let done = thread.join().unwrap_or_else(|_| Err(LaneError::last(panicked)));
+                self.end_if_failed(done)
             }
-            How::Ended => Err(stopped()),
+            How::Ended(cause) => {
+                let error = stopped(cause.as_ref());
+                self.how = How::Ended(cause);
+                Err(error)
+            }
         }
     }
 }
@@ -208,6 +219,7 @@ fn carry_out(commit: &mut dyn Commit, mut work: Work, reached: &Mutex<Option<Mer
     Ok(())
 }
 
-fn stopped() -> LaneError {
-    LaneError::last("the thread that makes snapshots durable has stopped")
+fn stopped(cause: Option<&LaneError>) -> LaneError {
+    let stopped = || LaneError::last("the thread that makes snapshots durable has stopped");
+    cause.and_then(LaneError::taken).unwrap_or_else(stopped)
 }

@@ -42,6 +42,15 @@ impl LaneError {
         matches!(self, Self::Fenced(_) | Self::Lost(_))
     }
 
+    /// The same error, if another instance owns the lane.
+    pub fn taken(&self) -> Option<Self> {
+        match self {
+            Self::Fenced(lane) => Some(Self::Fenced(lane.clone())),
+            Self::Lost(lane) => Some(Self::Lost(lane.clone())),
+            _ => None,
+        }
+    }
+
     /// An error that no retry cures.
     pub fn last(message: impl std::fmt::Display + std::fmt::Debug + Send + Sync + 'static) -> Self {
         Self::Final(anyhow::anyhow!(message))

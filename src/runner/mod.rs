@@ -24,6 +24,8 @@ pub mod lane;
 mod merger;
 pub mod repartition;
 mod retry;
+#[cfg(test)]
+mod simulation;
 pub mod slots;
 
 pub use commit::Keeper;

@@ -175,11 +175,9 @@ impl<F: Feed> Slots<F> {
         let Some(slot) = self.slots.get(&lane) else { return Ok(Closed::Absent) };
         let _changing = lock(&slot.changing);
         let Some(mut running) = slot.hold().take() else { return Ok(Closed::Absent) };
-        if !lost {
-            // Closing reports the error.
-            let _ = running.lane.snapshot();
-        }
-        let closed = running.lane.close();
+        // What the keeper fails with first is why the lane ends.
+        let last = if lost { Ok(()) } else { running.lane.snapshot() };
+        let closed = last.and(running.lane.close());
         if let Some(positions) = running.lane.take_reached() {
             running.feed.reached(&positions);
         }
@@ -233,6 +231,11 @@ impl<F: Feed> Slots<F> {
     /// Whether every lane is open and has read all of its logs.
     pub fn at_end(&self) -> bool {
         self.slots.values().all(|slot| slot.at_end.load(Ordering::Acquire))
+    }
+
+    /// Whether a lane has read all of its logs.
+    pub fn is_at_end(&self, lane: i32) -> bool {
+        self.slots.get(&lane).is_some_and(|slot| slot.at_end.load(Ordering::Acquire))
     }
 
     /// Calls `look` with all open lanes, by number.

@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::broker::{self, Broker};
-use crate::fleet::{DIM, Instance, Load, applied, await_all, await_shared, check, check_history, logs, place};
+use crate::fleet::{DIM, Instance, Load, applied, await_shared, check, check_history, logs, place};
 use crate::sidecar::free_port;
 use crate::size::sized;
 

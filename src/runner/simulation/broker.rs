@@ -342,4 +342,3 @@ pub enum CommitFault {
 pub fn transient(doing: &str) -> Problem {
     Problem::Transient { doing: doing.to_owned(), problem: "simulated".to_owned() }
 }
-

@@ -16,6 +16,8 @@ pub struct Group {
     owners: BTreeMap<i32, u64>,
     /// Lanes that their owner was asked to release.
     revoked: BTreeSet<i32>,
+    /// Members whose process is gone.
+    dead: BTreeSet<u64>,
     mail: BTreeMap<u64, VecDeque<Rebalance>>,
     joined: u64,
     lanes: i32,
@@ -26,8 +28,10 @@ impl Group {
         self.lanes = lanes;
     }
 
-    /// An instance joins: its member ID.
+    /// An instance joins: its member ID. Its members of before are dead, which the group notices later.
     pub fn join(&mut self, node: usize) -> u64 {
+        let before = self.members.iter().filter(|(_, of)| **of == node).map(|(member, _)| *member);
+        self.dead.extend(before);
         self.joined += 1;
         self.members.insert(self.joined, node);
         self.joined
@@ -50,11 +54,16 @@ impl Group {
     }
 
     fn drop_lanes_of(&mut self, member: u64) {
-        let lanes: Vec<i32> = self.owners.iter().filter(|(_, owner)| **owner == member).map(|(lane, _)| *lane).collect();
+        let lanes: Vec<i32> =
+            self.owners.iter().filter(|(_, owner)| **owner == member).map(|(lane, _)| *lane).collect();
         for lane in lanes {
             self.owners.remove(&lane);
             self.revoked.remove(&lane);
         }
+    }
+
+    pub fn is_dead(&self, member: u64) -> bool {
+        self.dead.contains(&member)
     }
 
     pub fn is_member(&self, member: u64) -> bool {

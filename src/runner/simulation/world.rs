@@ -80,7 +80,8 @@ impl World {
     pub fn new(seed: u64, mutation: Option<Mutation>, is_told: bool) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         // Some histories are calm in some respects, so that faults are also seen alone.
-        let mut rate = |usual: u32| if rng.random_range(0..4) == 0 { 0 } else { rng.random_range(usual / 2..=2 * usual) };
+        let mut rate =
+            |usual: u32| if rng.random_range(0..4) == 0 { 0 } else { rng.random_range(usual / 2..=2 * usual) };
         let rates = Rates { crash: rate(300), stall: rate(40), fail: rate(60), commit: rate(5) };
         let shared = Shared {
             cluster: Cluster::default(),
