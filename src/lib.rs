@@ -24,7 +24,7 @@
 //! - [`simulate`]: simulated worlds with known rewards, and traffic in them.
 //! - [`evaluate`]: policy value, with known rewards and off-policy from logs.
 //!
-//! The edges are behind the feature `daemon`: `cli` (the commands), `runner` (drives the engine), `transport` (events in,
+//! The edges are behind the feature `daemon`: `cli` (the commands), `runner` (runs lanes), `transport` (events in,
 //! parameters and dead letters out), `http` (router sidecar, learner status, the page of both), `telemetry` (facts in,
 //! metrics and log lines out), the stores on disk in `store`, `report` (tables, charts, HTML reports), `files` (opens and
 //! creates files), `fatal` (a panic ends the process) and `failpoint` (where tests crash the process). The core never
@@ -36,7 +36,7 @@
 //!   finds), with orthonormal eigenvectors. Probabilities are positive and sum to 1.
 //! - [`Trainer::save`](learner::Trainer::save) returns the whole state of a learner. A restored learner continues bit for bit.
 //! - The same examples, configuration, binary and CPU type give the same bits.
-//! - A lane that moves between instances has one history, on the snapshots topic. A stale owner is fenced (`runner::lane`).
+//! - A lane that moves between instances has one history, on the snapshots topic. A stale owner is fenced (`runner::claim`).
 //! - Every event ends in exactly one count. Event time alone decides what is learned, never the clock.
 //!
 //! # Example

@@ -247,21 +247,20 @@ impl<S: Source> Merge<S> {
         }
     }
 
-    /// Adds a log and returns its index. One that was begun before brings its position; one that was not begun is left
-    /// alone until its `first_ms`, the time of its first good event, if it has one.
+    /// Adds a log and returns its index. One that was begun before brings its position. One of which nothing was read is left
+    /// alone until its `first_ms`, the time of its first good event, if that is known.
     pub fn add(&mut self, name: String, source: S, position: Option<Position>, first_ms: Option<i64>) -> usize {
         let index = self.index;
         self.index += 1;
-        match (&position, first_ms) {
-            (None, Some(ms)) => drop(self.dormant.insert((ms.saturating_sub_unsigned(self.reorder_ms), index))),
-            _ => self.active.push(index),
-        }
         let begun = position.is_some();
-        let starting = || match first_ms {
-            Some(ms) => Position { time: EventTime::starting_at(CONFIRMATIONS, ms), ..Position::default() },
-            None => Position::default(),
-        };
-        let position = position.unwrap_or_else(starting);
+        let mut position = position.unwrap_or_default();
+        match first_ms {
+            Some(ms) => {
+                self.dormant.insert((ms.saturating_sub_unsigned(self.reorder_ms), index));
+                position.time = EventTime::starting_at(CONFIRMATIONS, ms);
+            }
+            None => self.active.push(index),
+        }
         let log = Log {
             name,
             source,

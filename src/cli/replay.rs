@@ -178,10 +178,13 @@ fn replay_topics(args: &Args, config: &Config, settings: &Settings, places: Stor
     let number = places.iter().filter(|place| place.side == Side::Query).count();
     let spread = (kafka.lanes == Lanes::Partition).then(|| Spread::new(settings, number));
     let bell = Arc::new(Bell::default());
-    let options = ReadOptions { parser, spread, accept_gap: false, bell: bell.clone() };
+    let options = ReadOptions { parser, spread, accept_gap: false, bell: bell.clone(), facts: Arc::default() };
     let (_reader, logs) = Reader::start(&cluster, options, &places, &Membership::Alone, ending)?;
-    for (place, log) in logs {
-        lane.merge.add(place.name, log, Some(place.position), None);
+    for (place, mut log) in logs {
+        // As with files, so that a replay of a dump reads in the same order.
+        let is_new = place.position == positions::at(place.position.floor);
+        let first_ms = if is_new { log.first_ms()? } else { None };
+        lane.merge.add(place.name, log, Some(place.position), first_ms);
     }
     let total = stretches.iter().map(Stretch::offsets).sum();
     let mut rings = 0;

@@ -2,7 +2,7 @@
 //! not wait for the disk or the brokers.
 //!
 //! [`Local`] writes lines, then the snapshot that counts them, then publishes the parameters of that snapshot.
-//! [`Transactional`](super::claim::Transactional) puts state, parameters and dead letters into one Kafka transaction.
+//! `Transactional` in [`claim`](super::claim) puts state, parameters and dead letters into one Kafka transaction.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};

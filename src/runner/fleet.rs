@@ -279,7 +279,8 @@ impl Run<'_> {
         let ends = if self.once { positions::ends(cluster, places)? } else { Vec::new() };
         let ending = |i: usize| ends.get(i).map_or(self.idle(cluster), |end| Ending::Until(*end));
         let parser = Arc::new(Parser::new(self.settings));
-        let options = ReadOptions { parser, spread, accept_gap: self.accept_gap, bell: bell.clone() };
+        let options =
+            ReadOptions { parser, spread, accept_gap: self.accept_gap, bell: bell.clone(), facts: self.status.facts() };
         Ok(Reader::start(cluster, options, places, membership, ending)?)
     }
 
@@ -397,18 +398,23 @@ impl Fleet {
                 let turn = self.slots.assign(lane);
                 self.spawn(lane, move |fleet| fleet.open(lane, &turn))
             }),
-            Rebalance::Revoked { lanes, lost } => lanes.into_iter().try_for_each(|lane| self.spawn_close(lane, lost)),
+            Rebalance::Revoked { lanes, lost } => {
+                lanes.into_iter().try_for_each(|lane| self.spawn_close(lane, lost).map(drop))
+            }
         }
     }
 
-    fn spawn_close(self: &Arc<Self>, lane: i32, lost: bool) -> Result<()> {
+    /// Returns whether the lane was assigned.
+    fn spawn_close(self: &Arc<Self>, lane: i32, lost: bool) -> Result<bool> {
         let closing = self.slots.end_turn(lane, lost);
+        let was_assigned = closing.is_some();
         self.spawn(lane, move |fleet| {
             let closed = closing.map_or(Ok(Closed::Absent), |turn| fleet.slots.close(lane, &turn, lost));
             fleet.reader.release(lane);
             fleet.note_closed(lane, closed?);
             Ok(())
-        })
+        })?;
+        Ok(was_assigned)
     }
 
     /// Opens a lane and reads it, unless it is revoked before.
@@ -458,12 +464,13 @@ impl Fleet {
 
     /// Drops lanes that other instances have taken over, and rejoins the group.
     fn drop_taken(self: &Arc<Self>, lanes: Vec<i32>) -> Result<()> {
-        if lanes.is_empty() {
-            return Ok(());
+        for lane in lanes {
+            // A worker may report a lane again before it is closed.
+            if self.spawn_close(lane, true)? {
+                tracing::warn!(lane, "another instance took over the lane; rejoining the group");
+                self.reader.rejoin();
+            }
         }
-        tracing::warn!(?lanes, "another instance took over lanes; rejoining the group");
-        lanes.into_iter().try_for_each(|lane| self.spawn_close(lane, true))?;
-        self.reader.rejoin();
         Ok(())
     }
 
@@ -475,7 +482,7 @@ impl Fleet {
     /// Closes all lanes, each with a last snapshot. Abandons those that take longer than this.
     fn close_all(self: &Arc<Self>, within: Duration) -> Result<()> {
         let lanes = self.slots.assigned();
-        lanes.iter().try_for_each(|lane| self.spawn_close(*lane, false))?;
+        lanes.iter().try_for_each(|lane| self.spawn_close(*lane, false).map(drop))?;
         let begun = Instant::now();
         while self.jobs.load(Ordering::SeqCst) > 0 && begun.elapsed() < within {
             std::thread::sleep(LOOK_EVERY);

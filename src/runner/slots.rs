@@ -52,6 +52,10 @@ impl Turn {
         &self.given_up
     }
 
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.over, &other.over)
+    }
+
     fn give_up(&self) {
         self.given_up.store(true, Ordering::SeqCst);
     }
@@ -60,6 +64,8 @@ impl Turn {
 /// The place of a lane in this process.
 struct Slot<F: Feed> {
     turn: Mutex<Option<Turn>>,
+    /// The turn in which the open lane was opened.
+    opened_in: Mutex<Option<Turn>>,
     /// Held while the lane is opened or closed.
     changing: Mutex<()>,
     lane: Mutex<Option<Running<F>>>,
@@ -166,14 +172,19 @@ impl<F: Feed> Slots<F> {
             return Ok(false);
         }
         slot.at_end.store(false, Ordering::Release);
+        *lock(&slot.opened_in) = Some(turn.clone());
         *held = Some(opened);
         Ok(true)
     }
 
-    /// Closes a lane whose turn has ended: with a last snapshot, or, if it is lost, without.
-    pub fn close(&self, lane: i32, _ended: &Turn, lost: bool) -> Result<Closed> {
+    /// Closes the lane of a turn that has ended: with a last snapshot, or, if it is lost, without. A later turn may have begun
+    /// meanwhile; its lane stays open.
+    pub fn close(&self, lane: i32, ended: &Turn, lost: bool) -> Result<Closed> {
         let Some(slot) = self.slots.get(&lane) else { return Ok(Closed::Absent) };
         let _changing = lock(&slot.changing);
+        if !lock(&slot.opened_in).as_ref().is_some_and(|turn| turn.is(ended)) {
+            return Ok(Closed::Absent);
+        }
         let Some(mut running) = slot.hold().take() else { return Ok(Closed::Absent) };
         // What the keeper fails with first is why the lane ends.
         let last = if lost { Ok(()) } else { running.lane.snapshot() };
@@ -260,6 +271,7 @@ impl<F: Feed> Default for Slot<F> {
     fn default() -> Self {
         Self {
             turn: Mutex::new(None),
+            opened_in: Mutex::new(None),
             changing: Mutex::new(()),
             lane: Mutex::new(None),
             wanted: AtomicUsize::new(0),

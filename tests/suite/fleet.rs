@@ -85,14 +85,10 @@ impl Instance {
         status["lanes"].as_array().unwrap().iter().filter_map(Value::as_i64).collect()
     }
 
-    /// How long it took to open lanes, each time: how many, and milliseconds.
-    fn openings(&self) -> Vec<(usize, u64)> {
-        let opening = |line: &str| {
-            let line = line.split_once("lanes opened")?.1;
-            let lanes = line.split_once("lanes=[")?.1.split_once(']')?.0;
-            let ms = line.split_once("ms=")?.1.split_whitespace().next()?.parse().ok()?;
-            Some((lanes.split(',').count(), ms))
-        };
+    /// How long it took to open each lane, in milliseconds.
+    fn openings(&self) -> Vec<u64> {
+        let opening =
+            |line: &str| line.split_once("lane opened")?.1.split_once("ms=")?.1.split_whitespace().next()?.parse().ok();
         log_of(&self.config).lines().filter_map(opening).collect()
     }
 
@@ -336,19 +332,19 @@ fn every_request_is_applied_once_by_the_whole_fleet() {
         let own = instance.lanes();
         assert!(lags.iter().all(|(_, partition, _)| own.contains(partition)), "{own:?} {lags:?}");
     }
-    let openings: Vec<(usize, u64)> = instances.iter().flat_map(Instance::openings).collect();
+    let openings: Vec<u64> = instances.iter().flat_map(Instance::openings).collect();
     instances.iter_mut().for_each(Instance::leave);
     check(&place, &instances, lanes, requests, &rewarded);
     check_history(&place);
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
-    let each: Vec<f64> = openings.iter().map(|(lanes, ms)| *ms as f64 / *lanes as f64).collect();
+    let each: Vec<f64> = openings.iter().map(|ms| *ms as f64).collect();
     println!(
         "{requests} requests, {kills} kills: {} applied, each once; {:.1} s from a kill until all lanes are owned again \
          (session of 3 s), {:.0} ms a lane to open from the topic ({} lanes)",
         rewarded.len(),
         mean(&absences),
         mean(&each),
-        openings.iter().map(|(lanes, _)| lanes).sum::<usize>(),
+        openings.len(),
     );
 }
 
@@ -653,8 +649,8 @@ fn a_standby_takes_over() {
     await_applied(&instances, |applied| applied == rewarded.len() as u64);
     let opened = |instance: &Instance| {
         let openings = instance.openings();
-        let (lanes, ms) = openings.iter().fold((0, 0), |sum, each| (sum.0 + each.0, sum.1 + each.1));
-        format!("{:.0} ms a lane ({lanes})", ms as f64 / lanes.max(1) as f64)
+        let lanes = openings.len();
+        format!("{:.0} ms a lane ({lanes})", openings.iter().sum::<u64>() as f64 / lanes.max(1) as f64)
     };
     println!("take-over, cold: {}; by a standby: {}", opened(&instances[0]), opened(&instances[1]));
     let mut entries = BTreeMap::new();

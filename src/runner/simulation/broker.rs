@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 
-use super::world::{Mutation, World};
+use super::world::{Without, World};
 use crate::config::Topics;
 use crate::engine::Side;
 use crate::merge::MergeState;
@@ -154,7 +154,7 @@ impl SimBroker {
     /// Asks the cluster. The request or its answer may be lost.
     fn ask<T>(&self, doing: &str, answer: impl FnOnce(&Cluster) -> T) -> Result<T, Problem> {
         self.world.effect(self.node)?;
-        if self.world.fails(self.node, "request lost") {
+        if self.world.request_fails(self.node, "request lost") {
             return Err(transient(doing));
         }
         Ok(self.world.with(|shared| answer(&shared.cluster)))
@@ -202,7 +202,7 @@ impl Broker for SimBroker {
 
     fn places(&self, lane: i32, state: &MergeState) -> Result<Vec<Place>, Problem> {
         self.world.effect(self.node)?;
-        let forgotten = self.world.mutation() == Some(Mutation::NoPosition);
+        let forgotten = self.world.without() == Some(Without::Position);
         let place = |(side, topic): (Side, &String)| {
             let name = format!("{topic}/{lane}");
             let end = self.world.with(|shared| shared.cluster.end(&(topic.clone(), lane)));
@@ -244,14 +244,14 @@ impl Producers for SimProducers {
 
     fn init(&self, _given_up: &AtomicBool) -> Result<SimProducer, Problem> {
         self.world.effect(self.node)?;
-        if self.world.fails(self.node, "initialization lost") {
+        if self.world.request_fails(self.node, "initialization lost") {
             return Err(transient("cannot initialize transactions"));
         }
         let again = self.initialized.swap(true, std::sync::atomic::Ordering::Relaxed);
-        let fence = match self.world.mutation() {
-            Some(Mutation::NoFence) => again,
+        let fence = match self.world.without() {
+            Some(Without::Fence) => again,
             // The producer of before: it aborts its transaction and begins another in the same epoch.
-            Some(Mutation::NoEpoch) => !again,
+            Some(Without::Epoch) => !again,
             _ => true,
         };
         let epoch = self.world.with(|shared| {
@@ -292,7 +292,7 @@ impl Producer for SimProducer {
             if given_up.load(std::sync::atomic::Ordering::Relaxed) {
                 return Err(Undone::Failed(Problem::Lost(self.id.clone())));
             }
-            if self.world.fails(self.node, "message lost") {
+            if self.world.request_fails(self.node, "message lost") {
                 return Err(Undone::Failed(transient("message timed out")));
             }
             let produced = self.world.with(|shared| shared.cluster.produce(&self.id, self.epoch, message));
@@ -306,6 +306,9 @@ impl Producer for SimProducer {
         let end = |id: &str, epoch| self.world.with(|shared| shared.cluster.end_transaction(id, epoch, true));
         let timed_out = || Undone::Failed(transient("commit timed out"));
         let late = || self.world.later(&self.id, self.epoch);
+        if self.world.request_fails(self.node, "commit lost") {
+            return Err(timed_out());
+        }
         let sent = match self.world.commit_fault(self.node) {
             CommitFault::None => Ok(Sent::Once),
             CommitFault::RequestLost => return Err(timed_out()),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use super::world::{Mutation, World};
+use super::world::{Without, World};
 use crate::runner::claim::{Disk, lane_name};
 use crate::state::{LaneStore, Retention};
 use crate::store::{Batch, Memory, SnapshotStore, StoreError};
@@ -79,7 +79,7 @@ impl SimDisk {
 
     /// Whether a write is durable once it is acknowledged.
     fn flushes(&self) -> bool {
-        self.world.mutation() != Some(Mutation::NoFlush) || self.world.below(4) == 0
+        self.world.without() != Some(Without::Flush) || self.world.below(4) == 0
     }
 }
 

@@ -74,6 +74,15 @@ impl Group {
         self.members.iter().map(|(member, node)| (*member, *node)).collect()
     }
 
+    /// The instance that owns each lane, once nothing moves any more.
+    pub fn settled(&self) -> Option<Vec<(i32, usize)>> {
+        let has_read = |member: &u64| self.mail.get(member).is_none_or(VecDeque::is_empty);
+        let is_quiet = self.revoked.is_empty() && self.members.keys().all(has_read);
+        let is_alive = self.members.keys().all(|member| !self.dead.contains(member));
+        let owner = |lane| Some((lane, *self.members.get(self.owners.get(&lane)?)?));
+        if is_quiet && is_alive { (0..self.lanes).map(owner).collect() } else { None }
+    }
+
     /// The next message to a member.
     pub fn next(&mut self, member: u64) -> Option<Rebalance> {
         self.mail.get_mut(&member)?.pop_front()

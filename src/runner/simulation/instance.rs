@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::broker::{Address, SimBroker, transient};
 use super::disk::{SimDisk, stored};
-use super::world::{Actor, Mutation, SimClock, World};
+use super::world::{Actor, SimClock, Without, World};
 use crate::config::{Settings, SnapshotConfig, Topics};
 use crate::engine::{Input, Side};
 use crate::event::Name;
@@ -109,9 +109,10 @@ impl Instance {
             retry: retry.clone(),
         };
         let (mut lane, state) = Lane::open(&self.plan.settings, cadence, places, |commit| Ok(Keeper::here(commit)))?;
-        let mut feed = self.feed((0..self.plan.partitions as i32).collect());
-        feed.add(&mut lane.merge, |name, end| match state.positions.get(name) {
-            Some(_) if self.world.mutation() == Some(Mutation::NoPosition) => at(end as u64),
+        let partitions: Vec<i32> = (0..self.world.with(|shared| shared.partitions) as i32).collect();
+        let feed = self.feed(partitions.clone());
+        feed.add(&mut lane.merge, &partitions, |name, end| match state.positions.get(name) {
+            Some(_) if self.world.without() == Some(Without::Position) => at(end as u64),
             position => position.cloned().unwrap_or_else(|| at(0)),
         });
         let state = lane.merge.state();
@@ -122,7 +123,8 @@ impl Instance {
     fn feed(&self, partitions: Vec<i32>) -> SimFeed {
         let parser = Arc::new(Parser::new(&self.plan.settings));
         let topics = self.plan.topics.clone();
-        SimFeed { world: self.world.clone(), node: self.node, topics, parser, partitions }
+        let is_shared = self.plan.is_shared;
+        SimFeed { world: self.world.clone(), node: self.node, topics, parser, partitions, is_shared }
     }
 
     /// Does something: follows an order of the group, or processes events.
@@ -165,9 +167,9 @@ impl Instance {
                 let turn = slots.assign(lane);
                 let open = || {
                     let Opened { lane: mut opened, places } = claims.open(lane, turn.given_up())?;
-                    let mut feed = self.feed(vec![lane]);
+                    let feed = self.feed(vec![lane]);
                     let position = |name: &str| places.iter().find(|place| place.name == name);
-                    feed.add(&mut opened.merge, |name, _| {
+                    feed.add(&mut opened.merge, &[lane], |name, _| {
                         position(name).map_or_else(Position::default, |place| place.position.clone())
                     });
                     Ok(Running { lane: opened, feed })
@@ -198,17 +200,12 @@ impl Instance {
         Ok(())
     }
 
-    /// Whether it has opened all lanes that it has and read all there is; with the number of lanes.
-    pub fn open_lanes(&self) -> usize {
-        lock(&self.process).as_ref().map_or(0, |process| process.slots.look(|lanes| lanes.len()))
-    }
-
-    /// Whether every open lane has read all of its logs.
-    pub fn is_at_end(&self) -> bool {
+    /// The open lanes, if each has read all of its logs.
+    pub fn lanes_at_end(&self) -> Option<Vec<i32>> {
         let process = lock(&self.process);
-        let Some(process) = &*process else { return true };
+        let Some(process) = &*process else { return Some(Vec::new()) };
         let lanes: Vec<i32> = process.slots.look(|lanes| lanes.iter().map(|(lane, _)| *lane).collect());
-        lanes.into_iter().all(|lane| process.slots.is_at_end(lane))
+        lanes.iter().all(|lane| process.slots.is_at_end(*lane)).then_some(lanes)
     }
 
     /// Stops in order: every lane takes a last snapshot.
@@ -327,10 +324,17 @@ pub struct Traffic {
 
 impl Actor for Traffic {
     fn act(&self) {
+        if self.world.chance(150) {
+            self.world.restart_brokers();
+        }
         let mut events = lock(&self.events);
         for _ in 0..1 + self.world.below(6) {
             if let Some((address, bytes)) = events.pop_front() {
-                self.world.with(|shared| shared.cluster.append(&address, bytes));
+                self.world.with(|shared| {
+                    // A partition exists from its first event on.
+                    shared.partitions = shared.partitions.max(address.1 as usize + 1);
+                    shared.cluster.append(&address, bytes);
+                });
             }
         }
         if events.is_empty() {
@@ -346,11 +350,12 @@ pub struct SimFeed {
     topics: Topics,
     parser: Arc<Parser>,
     partitions: Vec<i32>,
+    is_shared: bool,
 }
 
 impl SimFeed {
-    fn add(&mut self, merge: &mut Merge<SimLog>, position: impl Fn(&str, usize) -> Position) {
-        for partition in &self.partitions {
+    fn add(&self, merge: &mut Merge<SimLog>, partitions: &[i32], position: impl Fn(&str, usize) -> Position) {
+        for partition in partitions {
             for (side, topic) in [(Side::Query, &self.topics.queries), (Side::Reward, &self.topics.rewards)] {
                 let (name, address) = (format!("{topic}/{partition}"), (topic.clone(), *partition));
                 let position = position(&name, self.world.with(|shared| shared.cluster.end(&address)));
@@ -365,10 +370,18 @@ impl SimFeed {
 impl Feed for SimFeed {
     type Log = SimLog;
 
-    fn refresh(&mut self, _merge: &mut Merge<SimLog>) -> Result<()> {
+    fn refresh(&mut self, merge: &mut Merge<SimLog>) -> Result<()> {
         self.world.effect(self.node)?;
-        if self.world.fails(self.node, "read failed") {
+        if self.world.request_fails(self.node, "read failed") {
             return Err(transient("cannot read").into());
+        }
+        let known = self.partitions.len() as i32;
+        let now = self.world.with(|shared| shared.partitions) as i32;
+        if !self.is_shared && now > known {
+            let new: Vec<i32> = (known..now).collect();
+            self.world.tell(|| format!("instance {} reads new partitions {new:?}", self.node));
+            self.add(merge, &new, |_, _| at(0));
+            self.partitions.extend(new);
         }
         Ok(())
     }
@@ -413,7 +426,7 @@ struct SimOutlet {
 impl SimOutlet {
     fn write(&self, topic: &str, values: impl Iterator<Item = Vec<u8>>) -> Result<(), TransportError> {
         self.world.effect(self.disk.node)?;
-        if self.world.fails(self.disk.node, "write lost") {
+        if self.world.request_fails(self.disk.node, "write lost") {
             return Err(transient("cannot write").into());
         }
         let address = (topic.to_owned(), 0);

@@ -18,15 +18,15 @@ use crate::transport::lock;
 
 /// A protection that is switched off, to see that its absence is noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mutation {
-    /// A new owner does not fence the previous one.
-    NoFence,
-    /// A producer continues in its epoch after a request whose answer is unknown.
-    NoEpoch,
-    /// Writes to the disk are not flushed.
-    NoFlush,
-    /// A lane does not resume from the positions in its snapshot.
-    NoPosition,
+pub enum Without {
+    /// A new owner fences the previous one.
+    Fence,
+    /// After a request whose answer is unknown, a producer begins a new epoch.
+    Epoch,
+    /// Writes to the disk are flushed.
+    Flush,
+    /// A lane resumes from the positions in its snapshot.
+    Position,
 }
 
 /// Somebody who acts when it is their turn.
@@ -43,6 +43,10 @@ pub struct Shared {
     pub group: Group,
     /// Whether all traffic has been sent.
     pub is_complete: bool,
+    /// Number of partitions of the event topics.
+    pub partitions: usize,
+    /// Until then no broker answers.
+    down_until: Duration,
     /// What went wrong.
     pub violations: Vec<String>,
     /// Faults by kind.
@@ -56,7 +60,7 @@ pub struct Shared {
     actors: Vec<Arc<dyn Actor>>,
     story: Option<Vec<String>>,
     is_quiet: bool,
-    mutation: Option<Mutation>,
+    without: Option<Without>,
     /// Nested turns.
     depth: usize,
     /// One in this many effects, for each kind of trouble; 0 = never.
@@ -77,7 +81,7 @@ struct Rates {
 pub struct World(Arc<Mutex<Shared>>);
 
 impl World {
-    pub fn new(seed: u64, mutation: Option<Mutation>, is_told: bool) -> Self {
+    pub fn new(seed: u64, without: Option<Without>, is_told: bool) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         // Some histories are calm in some respects, so that faults are also seen alone.
         let mut rate =
@@ -87,6 +91,8 @@ impl World {
             cluster: Cluster::default(),
             group: Group::default(),
             is_complete: false,
+            partitions: 0,
+            down_until: Duration::ZERO,
             violations: Vec::new(),
             faults: std::collections::BTreeMap::new(),
             rng,
@@ -96,7 +102,7 @@ impl World {
             actors: Vec::new(),
             story: is_told.then(Vec::new),
             is_quiet: false,
-            mutation,
+            without,
             depth: 0,
             rates,
         };
@@ -111,8 +117,8 @@ impl World {
         lock(&self.0)
     }
 
-    pub fn mutation(&self) -> Option<Mutation> {
-        self.shared().mutation
+    pub fn mutation(&self) -> Option<Without> {
+        self.shared().without
     }
 
     /// A random number below `n`.
@@ -223,7 +229,25 @@ impl World {
         }
     }
 
-    /// Whether a request of an instance fails now.
+    /// Whether a request of an instance to the brokers fails now.
+    pub fn request_fails(&self, node: usize, what: &'static str) -> bool {
+        let is_down = {
+            let shared = self.shared();
+            shared.now < shared.down_until && !shared.is_quiet
+        };
+        is_down || self.fails(node, what)
+    }
+
+    /// Restarts the brokers: for a while none of them answers.
+    pub fn restart_brokers(&self) {
+        let down = Duration::from_millis(10 + self.below(300) as u64);
+        self.count("brokers restarted");
+        self.tell(|| format!("the brokers restart, which takes {} ms", down.as_millis()));
+        let mut shared = self.shared();
+        shared.down_until = shared.now + down;
+    }
+
+    /// Whether a write of an instance fails now.
     pub fn fails(&self, node: usize, what: &'static str) -> bool {
         let rate = self.shared().rates.fail;
         let fails = self.chance(rate);

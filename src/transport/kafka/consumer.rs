@@ -8,12 +8,13 @@
 //! also reads the rewards partition of the same number, so a pair cannot be split. A rebalance is a message to the owner of
 //! the lanes ([`Rebalance`]). The polling thread never waits for it: it accepts an assignment at once and reads a lane when
 //! the owner has opened it ([`Reader::read_lane`]); it gives up revoked lanes when the owner has closed them
-//! ([`Reader::release`]), or after [`RELEASE_WITHIN`], since a new owner fences the old one anyway.
+//! ([`Reader::release`]), or after a second, since a new owner fences the old one anyway.
 //!
 //! The client's statistics tell when a partition is at its end: offsets have gaps, so the last message does not.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::CStr;
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
@@ -38,7 +39,9 @@ use super::positions::{self, Place, at, parse};
 use super::unreadable::{Probe, Unreadable, is_suspect};
 use crate::engine::{Input, Side};
 use crate::event::{Name, excerpt};
+use crate::event_time::CONFIRMATIONS;
 use crate::merge::{MergeState, Origin, Read, Source, Sourced};
+use crate::telemetry::Facts;
 use crate::transport::{Bell, Log, TransportError, lock};
 use crate::wire::events::{Bad, Parser};
 
@@ -67,6 +70,10 @@ const SUSPECTS: u64 = 3;
 
 /// Interval at which the ends of stopped partitions are queried.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Name of the operation that fails while no broker is connected, and after how long.
+const BROKERS: &str = "brokers";
+const CUT_OFF: Duration = Duration::from_secs(3);
 
 /// Interval of the client's statistics.
 const STATISTICS_MS: u64 = 250;
@@ -100,6 +107,8 @@ pub struct ReadOptions {
     pub accept_gap: bool,
     /// Rung when there are new events.
     pub bell: Arc<Bell>,
+    /// Receives failures.
+    pub facts: Arc<Facts>,
 }
 
 /// Assignment or revocation of lanes.
@@ -148,6 +157,9 @@ struct Shared {
     /// Where lanes move: those that are assigned, and whether each is read.
     lanes: Mutex<BTreeMap<i32, Reading>>,
     trouble: Arc<Trouble>,
+    facts: Arc<Facts>,
+    /// Since when no broker is connected; the inner option is empty once that is reported.
+    cut_off: Mutex<Option<Option<Instant>>>,
 }
 
 /// How far an assigned lane is.
@@ -228,6 +240,7 @@ impl ClientContext for Watch {
     }
 
     fn stats(&self, statistics: Statistics) {
+        self.0.note_brokers(statistics.brokers.values().any(|broker| broker.state == "UP"));
         let partitions = lock(&self.0.partitions);
         for (&(side, partition), queue) in partitions.iter() {
             let topic = statistics.topics.get(self.0.topic(side));
@@ -269,6 +282,23 @@ impl ConsumerContext for Watch {
 impl Shared {
     fn topic(&self, side: Side) -> &str {
         &self.topics[side as usize]
+    }
+
+    /// Reports brokers that cannot be reached for a while.
+    fn note_brokers(&self, is_reached: bool) {
+        let mut since = lock(&self.cut_off);
+        if is_reached {
+            *since = None;
+            self.facts.succeeded(BROKERS);
+            return;
+        }
+        let begun = since.get_or_insert_with(|| Some(Instant::now()));
+        if begun.is_some_and(|begun| begun.elapsed() >= CUT_OFF) {
+            // Once: the client retries by itself.
+            *begun = None;
+            let error = std::io::Error::new(ErrorKind::NotConnected, "no broker of transport.kafka.brokers answers");
+            self.facts.failed(BROKERS, &error.into());
+        }
     }
 
     /// Registers a partition to be read from its position.
@@ -442,7 +472,7 @@ impl Reader {
         membership: &Membership,
         ending: impl Fn(usize) -> Ending,
     ) -> Result<(Arc<Self>, Logs), Problem> {
-        let ReadOptions { parser, spread, accept_gap, bell } = options;
+        let ReadOptions { parser, spread, accept_gap, bell, facts } = options;
         let topics = &cluster.config.topics;
         let shared = Arc::new(Shared {
             partitions: Mutex::default(),
@@ -458,6 +488,8 @@ impl Reader {
             owner: if let Membership::Fleet { owner, .. } = membership { Some(owner.clone()) } else { None },
             lanes: Mutex::default(),
             trouble: cluster.trouble.clone(),
+            facts,
+            cut_off: Mutex::default(),
         });
         let open = |(i, place): (usize, &Place)| (place.clone(), shared.open(place, ending(i)));
         let logs = places.iter().enumerate().map(open).collect();
@@ -882,6 +914,28 @@ impl Partition {
     fn new(place: &Place, queue: Arc<Queue>, shared: Arc<Shared>, ending: Ending) -> Self {
         let (topic, partition) = (place.topic.clone(), place.partition);
         Self { topic, partition, queue, shared, taken: VecDeque::new(), ending }
+    }
+
+    /// The earliest time among the first good events before a known end, as that of a file; waits for them.
+    pub fn first_ms(&mut self) -> Result<Option<i64>, Problem> {
+        let Ending::Until(end) = self.ending else { return Ok(None) };
+        loop {
+            let rings = self.shared.bell.rings();
+            if let Some(problem) = lock(&self.shared.problem).clone() {
+                return Err(problem);
+            }
+            let mut state = lock(&self.queue.state);
+            self.taken.append(&mut state.events);
+            state.bytes = 0;
+            let is_whole = state.next >= end || state.ended.is_some() || state.unreadable.is_some();
+            drop(state);
+            let times = self.taken.iter().take_while(|event| event.start < end).filter_map(|event| event.input.key());
+            let times: Vec<i64> = times.map(|key| key.0).take(CONFIRMATIONS).collect();
+            if is_whole || times.len() == CONFIRMATIONS || self.taken.len() >= QUEUE_EVENTS {
+                return Ok(times.into_iter().min());
+            }
+            self.shared.bell.wait(rings, LOOK_EVERY);
+        }
     }
 }
 

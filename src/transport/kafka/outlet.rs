@@ -55,6 +55,8 @@ pub(super) struct Failures {
     pub number: usize,
     /// The last error.
     pub problem: String,
+    /// Whether the brokers forbid any of them.
+    pub is_final: bool,
     /// Indices of messages that are too large.
     pub too_large: BTreeSet<usize>,
 }
@@ -79,7 +81,26 @@ impl Undelivered {
             failures.number += 1;
         }
         failures.problem = error.to_string();
+        failures.is_final |= error.rdkafka_error_code().is_some_and(is_forbidden);
     }
+}
+
+impl Failures {
+    /// The problem, for `number` messages to `topic`. A retry helps neither against a size nor against a missing permission.
+    pub(super) fn problem(&self, topic: String, number: usize) -> Problem {
+        let problem = self.problem.clone();
+        if self.is_final || self.number == 0 {
+            return Problem::Failed { doing: format!("cannot deliver {number} messages to {topic}"), problem };
+        }
+        Problem::NotDelivered { topic, number, problem }
+    }
+}
+
+/// Whether the brokers refuse what a producer may do.
+fn is_forbidden(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    [Code::TopicAuthorizationFailed, Code::ClusterAuthorizationFailed, Code::TransactionalIdAuthorizationFailed]
+        .contains(&code)
 }
 
 /// A producer's callbacks.
@@ -318,13 +339,10 @@ impl KafkaOutlet {
             while self.producer.in_flight_count() > 0 {
                 self.producer.poll(Duration::from_millis(100));
             }
-            let Failures { number, problem, too_large } = self.undelivered.take();
-            let not_delivered = |number: usize| Problem::NotDelivered {
-                topic: format!("topic {topic}"),
-                number,
-                problem: problem.clone(),
-            };
-            if number > 0 {
+            let failures = self.undelivered.take();
+            let not_delivered = |number: usize| failures.problem(format!("topic {topic}"), number);
+            let Failures { number, too_large, .. } = &failures;
+            if *number > 0 {
                 return Err(not_delivered(number + too_large.len()));
             }
             let rejected = messages.into_iter().enumerate().filter(|(number, _)| too_large.contains(number));

@@ -20,7 +20,7 @@ use rdkafka::producer::{BaseProducer, Producer as _};
 
 use super::client::Client;
 use super::cluster::{CALL, Cluster, Problem, Trouble, failed};
-use super::outlet::{Deliveries, Failures, LetterLimits, Outgoing, Undelivered, as_large, shrink};
+use super::outlet::{Deliveries, LetterLimits, Outgoing, Undelivered, as_large, shrink};
 
 /// Initializes producers under the transactional ID of a lane.
 pub trait Producers: Send {
@@ -263,9 +263,10 @@ impl Producer for KafkaProducer {
             self.client.poll(POLL);
         }
         self.check_fatal()?;
-        let Failures { number, problem, too_large: indices } = self.undelivered.take();
-        let number = number + indices.len();
-        let problem = Problem::NotDelivered { topic: format!("the topics of lane {}", self.lane), number, problem };
+        let failures = self.undelivered.take();
+        let number = failures.number + failures.too_large.len();
+        let problem = failures.problem(format!("the topics of lane {}", self.lane), number);
+        let indices = failures.too_large;
         match number {
             0 if is_given_up() => Err(Undone::Failed(Problem::Lost(self.lane.clone()))),
             0 => Ok(()),
