@@ -185,34 +185,25 @@ impl Run<'_> {
         tend: &mut dyn FnMut(Vec<i32>) -> Result<()>,
         report: &Report<'_, F>,
     ) -> Result<()> {
-        let work = Work { once: self.once, ..Work::new(slots, bell) };
-        std::thread::scope(|scope| {
-            for n in 0..self.config.runtime.workers().min(slots.lanes().count()) {
-                let worker = std::thread::Builder::new().name(format!("worker-{n}"));
-                if let Err(error) = worker.spawn_scoped(scope, || work.run()) {
-                    work.end(Err(error.into()));
-                }
+        let workers = Workers::new(slots, bell, self.once);
+        let mut reporter = Reporter::new(self.status);
+        workers.run(self.config.runtime.workers(), &mut || {
+            if !self.goes_on() {
+                workers.end(Ok(()));
+                return Ok(());
             }
-            let mut reporter = Reporter::new(self.status);
-            while self.goes_on() && !work.is_over() {
-                let taken = std::mem::take(&mut *lock(&work.taken));
-                if let Err(error) = tend(taken) {
-                    work.end(Err(error));
-                }
-                reporter.report(&work, report);
-                work.wait(IDLE);
-            }
-            work.end(Ok(()));
-        });
-        work.result.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).unwrap_or(Ok(()))
+            tend(std::mem::take(&mut *lock(&workers.taken)))?;
+            reporter.report(&workers, report);
+            Ok(())
+        })
     }
 }
 
 /// Completes a status report.
 pub(super) type Report<'r, F> = dyn Fn(&[(i32, &Running<F>)], &mut News) + 'r;
 
-/// What the workers share.
-struct Work<'a, F: Feed> {
+/// The threads that step the lanes of a process.
+pub struct Workers<'a, F: Feed> {
     slots: &'a Slots<F>,
     bell: &'a Bell,
     once: bool,
@@ -224,12 +215,13 @@ struct Work<'a, F: Feed> {
     result: Mutex<Option<Result<()>>>,
 }
 
-impl<'a, F: Feed> Work<'a, F> {
-    fn new(slots: &'a Slots<F>, bell: &'a Bell) -> Self {
+impl<'a, F: Feed> Workers<'a, F> {
+    /// Workers of these lanes, which wait for the bell while there is nothing to do. With `once` they end at the end of all logs.
+    pub fn new(slots: &'a Slots<F>, bell: &'a Bell, once: bool) -> Self {
         Self {
             slots,
             bell,
-            once: false,
+            once,
             events: AtomicU64::new(0),
             taken: Mutex::default(),
             over: AtomicBool::new(false),
@@ -238,8 +230,40 @@ impl<'a, F: Feed> Work<'a, F> {
         }
     }
 
+    /// Steps the lanes with up to `threads` threads until the run ends; calls `tend` at short intervals, and ends when it fails.
+    pub fn run(&self, threads: usize, tend: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        std::thread::scope(|scope| {
+            for n in 0..threads.min(self.slots.lanes().count()) {
+                let worker = std::thread::Builder::new().name(format!("worker-{n}"));
+                if let Err(error) = worker.spawn_scoped(scope, || self.step()) {
+                    self.end(Err(error.into()));
+                }
+            }
+            while !self.is_over() {
+                if let Err(error) = tend() {
+                    self.end(Err(error));
+                }
+                self.wait(IDLE);
+            }
+        });
+        lock(&self.result).take().unwrap_or(Ok(()))
+    }
+
+    /// Ends the run; the first result counts.
+    pub fn end(&self, result: Result<()>) {
+        lock(&self.result).get_or_insert(result);
+        self.over.store(true, Ordering::SeqCst);
+        self.ended.ring();
+        self.bell.ring();
+    }
+
+    /// Events that they have processed.
+    pub fn events(&self) -> u64 {
+        self.events.load(Ordering::Relaxed)
+    }
+
     /// A worker: steps all lanes in turn.
-    fn run(&self) {
+    fn step(&self) {
         let lanes: Vec<i32> = self.slots.lanes().collect();
         while !self.is_over() {
             let (rings, mut events) = (self.bell.rings(), 0);
@@ -266,14 +290,6 @@ impl<'a, F: Feed> Work<'a, F> {
             tracing::warn!(lane, %error, "another instance owns the lane");
             taken.push(lane);
         }
-    }
-
-    /// Ends the run; the first result counts.
-    fn end(&self, result: Result<()>) {
-        lock(&self.result).get_or_insert(result);
-        self.over.store(true, Ordering::SeqCst);
-        self.ended.ring();
-        self.bell.ring();
     }
 
     fn is_over(&self) -> bool {
@@ -360,18 +376,18 @@ impl<'a> Reporter<'a> {
         Self { status, logged, reported, took: Duration::ZERO, events: 0 }
     }
 
-    fn report<F: Feed>(&mut self, work: &Work<'_, F>, more: &Report<'_, F>) {
+    fn report<F: Feed>(&mut self, workers: &Workers<'_, F>, more: &Report<'_, F>) {
         if self.reported.elapsed() < STATUS_EVERY.max(self.took.div_f64(STATUS_SHARE)) {
             return;
         }
         let begun = Instant::now();
-        let news = work.slots.look(|lanes| {
+        let news = workers.slots.look(|lanes| {
             let out_of_order = lanes.iter().map(|(_, running)| running.lane.merge.out_of_order()).sum();
             let mut news = News::of(lanes.iter().map(|(_, running)| &running.lane.engine), out_of_order);
             more(lanes, &mut news);
             news
         });
-        self.log(work.events.load(Ordering::Relaxed), &news);
+        self.log(workers.events(), &news);
         self.status.tell(news);
         (self.reported, self.took) = (Instant::now(), begun.elapsed());
     }
