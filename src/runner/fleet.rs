@@ -77,9 +77,10 @@ impl Run<'_> {
         let slots = Slots::of([(0, running)], self.retry());
         tracing::info!(brokers = cluster.config.brokers, once = self.once, "learning");
         let (asked, of_group) = (cluster.clone(), reader.clone());
+        let mut doubles = Doubles::default();
         let metadata = Watch::start(move || {
             positions::check_ids(&asked, &places)?;
-            Ok(check_single(&asked, &of_group, &instance)?)
+            Ok(doubles.check(&asked, &of_group, &instance)?)
         })?;
         let tend = &mut |_| {
             self.set_ready(&reader, true);
@@ -159,8 +160,8 @@ impl Run<'_> {
         fleet.settle();
         tracing::info!(brokers = cluster.config.brokers, instance, "learning");
         let metadata = {
-            let fleet = fleet.clone();
-            Watch::start(move || fleet.check())?
+            let (fleet, mut doubles) = (fleet.clone(), Doubles::default());
+            Watch::start(move || fleet.check(&mut doubles))?
         };
         let mut mergers = BTreeMap::new();
         let tend = &mut |taken: Vec<i32>| {
@@ -497,7 +498,7 @@ impl Fleet {
     }
 
     /// Asks the brokers whether topics and group are still what the lanes were opened for.
-    fn check(&self) -> Result<()> {
+    fn check(&self, doubles: &mut Doubles) -> Result<()> {
         let cluster = &self.claims.broker.cluster;
         let places: Vec<Place> = lock(&self.places).values().flatten().cloned().collect();
         positions::check_ids(cluster, &places)?;
@@ -509,7 +510,7 @@ impl Fleet {
             return Err(Problem::MorePartitions { topic: topic.clone(), before, now }.into());
         }
         self.settle();
-        Ok(check_single(cluster, &self.reader, &self.claims.instance)?)
+        Ok(doubles.check(cluster, &self.reader, &self.claims.instance)?)
     }
 
     /// Truncates logs of applied requests to their committed length, for lanes that other instances took over. Retries
@@ -579,7 +580,7 @@ struct Watched {
 }
 
 impl Watch {
-    fn start(check: impl Fn() -> Result<()> + Send + 'static) -> Result<Self> {
+    fn start(mut check: impl FnMut() -> Result<()> + Send + 'static) -> Result<Self> {
         let shared = Arc::new(Watched::default());
         let seen = shared.clone();
         // Not joined: it may wait for a broker that does not answer.
@@ -760,18 +761,81 @@ pub(super) fn check_stopped(cluster: &Cluster) -> Result<(), Problem> {
     }
 }
 
-/// Fails if another member of the group has the name of this instance, and if this one is to stop then: two that have started
-/// at the same moment do not both stop.
-fn check_single(cluster: &Cluster, reader: &Reader, instance: &str) -> Result<(), Problem> {
-    let (own, members) = (reader.member_id(), cluster.members()?);
-    let is_present = members.iter().any(|member| member.id == own);
-    let earlier = |member: &&Member| member.instance == instance && member.id < own;
-    match members.iter().find(earlier).filter(|_| is_present) {
-        Some(other) => Err(same_instance(other)),
-        None => Ok(()),
+/// Members of the group that have the name of this instance: copies of it, or a membership that it has lost. The broker lists
+/// the latter until its session ends, so only a member that stays is a copy.
+#[derive(Default)]
+struct Doubles {
+    /// When each was first seen, and in how many checks since.
+    seen: BTreeMap<String, (Instant, u32)>,
+}
+
+impl Doubles {
+    /// Number of checks that must find a member. The brokers may have been gone between two of them, and with them the end of
+    /// its session; so two are too few.
+    const CHECKS: u32 = 3;
+
+    fn check(&mut self, cluster: &Cluster, reader: &Reader, instance: &str) -> Result<(), Problem> {
+        let (own, members) = (reader.member_id(), cluster.members()?);
+        let copy = self.find(&members, &own, instance, Instant::now(), cluster.session() + SESSION_SLACK);
+        copy.map_or(Ok(()), |copy| Err(same_instance(copy)))
+    }
+
+    /// A copy because of which this instance has to stop: of two that started at the same moment only one does. None before the
+    /// copy was there for `patience`.
+    fn find<'m>(
+        &mut self,
+        members: &'m [Member],
+        own: &str,
+        instance: &str,
+        now: Instant,
+        patience: Duration,
+    ) -> Option<&'m Member> {
+        let is_present = members.iter().any(|member| member.id == own);
+        let earlier = |member: &&Member| is_present && member.instance == instance && *member.id < *own;
+        let earlier: Vec<&Member> = members.iter().filter(earlier).collect();
+        self.seen.retain(|id, _| earlier.iter().any(|member| member.id == *id));
+        earlier.into_iter().find(|member| {
+            let (since, checks) = self.seen.entry(member.id.clone()).or_insert((now, 0));
+            *checks += 1;
+            *checks >= Self::CHECKS && now.duration_since(*since) >= patience
+        })
     }
 }
 
 fn same_instance(member: &Member) -> Problem {
     Problem::SameInstance { instance: member.instance.clone(), host: member.host.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(instance: &str, id: &str) -> Member {
+        Member { instance: instance.to_owned(), host: "/127.0.0.1".to_owned(), id: id.to_owned() }
+    }
+
+    #[test]
+    fn a_copy_that_stays_is_found_and_a_lost_membership_is_not() {
+        let start = Instant::now();
+        let check = |doubles: &mut Doubles, ids: &[&str], own: &str, at_s: u64| {
+            let members: Vec<Member> = ids.iter().map(|id| member("i", id)).chain([member("j", "0")]).collect();
+            let (now, patience) = (start + Duration::from_secs(at_s), Duration::from_secs(30));
+            doubles.find(&members, own, "i", now, patience).map(|copy| copy.id.clone())
+        };
+        let found = |checks: &[(&[&str], u64)], own: &str| {
+            let mut doubles = Doubles::default();
+            checks.iter().map(|(ids, at_s)| check(&mut doubles, ids, own, *at_s)).collect::<Vec<_>>().pop().flatten()
+        };
+        let both: &[&str] = &["a", "b"];
+        assert_eq!(found(&[(both, 0), (both, 20), (both, 40)], "b"), Some("a".to_owned()));
+        // The other one is the copy that stops.
+        assert_eq!(found(&[(both, 0), (both, 20), (both, 40)], "a"), None);
+        // Not for long enough, or not often enough: the brokers may not have answered for most of the time.
+        assert_eq!(found(&[(both, 0), (both, 10), (both, 20)], "b"), None);
+        assert_eq!(found(&[(both, 0), (both, 60)], "b"), None);
+        // A membership that was lost disappears; another one may be lost later.
+        assert_eq!(found(&[(both, 0), (both, 20), (&["b"], 40), (both, 60), (both, 80)], "b"), None);
+        // This instance is no member at the moment.
+        assert_eq!(found(&[(&["a"], 0), (&["a"], 20), (&["a"], 40)], "b"), None);
+    }
 }
