@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -87,8 +88,10 @@ impl Instance {
 
     /// How long it took to open each lane, in milliseconds.
     fn openings(&self) -> Vec<u64> {
-        let opening =
-            |line: &str| line.split_once("lane opened")?.1.split_once("ms=")?.1.split_whitespace().next()?.parse().ok();
+        let opening = |line: &str| {
+            let ms = line.split_once("lane opened")?.1.split_once("ms=")?.1;
+            ms.split_whitespace().next()?.parse().ok()
+        };
         log_of(&self.config).lines().filter_map(opening).collect()
     }
 
@@ -215,6 +218,15 @@ fn await_applied(instances: &[Instance], is_enough: impl Fn(u64) -> bool) {
     }
 }
 
+/// Waits for something that the instances come to.
+fn await_that(instances: &[Instance], is_so: impl Fn(&[Instance]) -> bool) {
+    let start = Instant::now();
+    while !is_so(instances) {
+        assert!(start.elapsed() < Duration::from_secs(90), "{}", logs(instances));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// What all lanes have come to, by somebody who has only what the topics hold.
 fn summary(place: &Place) -> Value {
     let dir = place.dir.path().join("judge");
@@ -332,18 +344,17 @@ fn every_request_is_applied_once_by_the_whole_fleet() {
         let own = instance.lanes();
         assert!(lags.iter().all(|(_, partition, _)| own.contains(partition)), "{own:?} {lags:?}");
     }
-    let openings: Vec<u64> = instances.iter().flat_map(Instance::openings).collect();
+    let openings: Vec<f64> = instances.iter().flat_map(Instance::openings).map(|ms| ms as f64).collect();
     instances.iter_mut().for_each(Instance::leave);
     check(&place, &instances, lanes, requests, &rewarded);
     check_history(&place);
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
-    let each: Vec<f64> = openings.iter().map(|ms| *ms as f64).collect();
     println!(
         "{requests} requests, {kills} kills: {} applied, each once; {:.1} s from a kill until all lanes are owned again \
          (session of 3 s), {:.0} ms a lane to open from the topic ({} lanes)",
         rewarded.len(),
         mean(&absences),
-        mean(&each),
+        mean(&openings),
         openings.len(),
     );
 }
@@ -436,6 +447,128 @@ fn a_frozen_broker_keeps_nobody_from_stopping() {
     let codes = instances.each_mut().map(|instance| instance.process.take().unwrap().wait(Duration::from_secs(60)));
     kafka.thaw();
     assert!(codes.iter().all(|code| matches!(code, Some(0 | 1))), "{codes:?}\n{}", logs(&instances));
+}
+
+/// Lanes that have to be opened while no broker answers are opened once one does, however long that takes.
+#[test]
+fn a_lane_that_opens_while_the_broker_is_gone_ends_nothing() {
+    if !broker::possible() {
+        return;
+    }
+    let kafka = Broker::start(&[]);
+    let (lanes, spaces) = (8, 24);
+    let place = place(kafka.address(), lanes);
+    let mut instances: Vec<Instance> = (0..2).map(|n| Instance::new(&place, &format!("i{n}"), "")).collect();
+    instances.iter_mut().for_each(Instance::start);
+    let load = Load::start(&place, kafka.address(), spaces, DIM);
+    for round in 0..sized(2, 12) {
+        await_shared(&instances, lanes);
+        let before = applied(&instances);
+        await_applied(&instances, |applied| applied > before + 100);
+        let taken_over = |instances: &[Instance]| log_of(&instances[1].config).matches("took over lane").count();
+        let before = taken_over(&instances);
+        if round % 2 == 1 {
+            instances[0].kill();
+        } else {
+            instances[0].leave();
+        }
+        // The broker stops before the lanes are assigned, or while they are opened.
+        if round % 4 > 0 {
+            await_that(&instances, |instances| taken_over(instances) > before);
+        }
+        kafka.freeze();
+        // Longer than a call to the brokers may take, and than the session of a member.
+        std::thread::sleep(Duration::from_secs(15));
+        let has_ended = instances[1].has_ended();
+        kafka.thaw();
+        assert!(!has_ended, "{}", logs(&instances));
+        await_all(&instances[1..], lanes);
+        assert!(!instances[1].has_ended(), "{}", logs(&instances));
+        instances[0].start();
+    }
+    await_shared(&instances, lanes);
+    let (requests, rewarded) = load.stop();
+    await_applied(&instances, |applied| applied == rewarded.len() as u64);
+    instances.iter_mut().for_each(Instance::leave);
+    check(&place, &instances, lanes, requests, &rewarded);
+    check_history(&place);
+}
+
+/// Two processes must not use copies of one store: they would have one name in the group and among the owners of lanes.
+#[test]
+fn a_copy_of_an_instance_is_refused() {
+    let Some(brokers) = broker::shared() else { return };
+    let (lanes, spaces) = (4, 20);
+    let place = place(brokers, lanes);
+    let mut instances: Vec<Instance> = (0..2).map(|n| Instance::new(&place, &format!("i{n}"), "")).collect();
+    instances[0].start();
+    let load = Load::start(&place, brokers, spaces, DIM);
+    await_all(&instances, lanes);
+    copy_store(&mut instances);
+    await_all(&instances, lanes);
+    let said = log_of(&instances[0].config).len();
+    check_refused(&mut instances);
+    let before = applied(&instances);
+    await_applied(&instances, |applied| applied > before + 100);
+    await_all(&instances, lanes);
+    let since = log_of(&instances[0].config).split_off(said);
+    let is_undisturbed =
+        ["lane opened", "lane released", "dropped lane", "lanes lost"].iter().all(|x| !since.contains(x));
+    assert!(is_undisturbed, "{since}");
+    let (requests, rewarded) = load.stop();
+    await_applied(&instances, |applied| applied == rewarded.len() as u64);
+    instances[0].leave();
+    check(&place, &instances, lanes, requests, &rewarded);
+    check_history(&place);
+}
+
+/// The same with all partitions in one lane.
+#[test]
+fn a_copy_of_the_only_instance_is_refused() {
+    let Some(brokers) = broker::shared() else { return };
+    let place = place(brokers, 3);
+    let mut instances: Vec<Instance> = (0..2).map(|n| Instance::new(&place, &format!("i{n}"), "")).collect();
+    for Instance { config, .. } in &instances {
+        let text = fs::read_to_string(config).unwrap();
+        fs::write(config, text.replace("lanes = \"partition\"", "lanes = \"one\"")).unwrap();
+    }
+    instances[0].start();
+    let load = Load::start(&place, brokers, 20, DIM);
+    await_applied(&instances, |applied| applied > 100);
+    copy_store(&mut instances);
+    await_applied(&instances, |applied| applied > 200);
+    check_refused(&mut instances);
+    let before = applied(&instances);
+    await_applied(&instances, |applied| applied > before + 100);
+    let (_, rewarded) = load.stop();
+    await_applied(&instances, |applied| applied == rewarded.len() as u64);
+    instances[0].leave();
+    let lines = fs::read_to_string(instances[0].dir.join("audit.jsonl")).unwrap();
+    let id = |line: &str| serde_json::from_str::<Value>(line).unwrap()["request_id"].as_str().unwrap().to_owned();
+    let found: BTreeSet<String> = lines.lines().map(id).collect();
+    assert_eq!((lines.lines().count(), &found), (rewarded.len(), &rewarded), "each once");
+}
+
+/// Copies the store of the first instance to the second, while neither runs; then the first runs again.
+fn copy_store(instances: &mut [Instance]) {
+    instances[0].leave();
+    let [from, to] = [0, 1].map(|n: usize| instances[n].dir.join("store"));
+    assert!(from.join("instance").exists());
+    assert!(Command::new("cp").arg("-r").args([from, to]).status().unwrap().success());
+    instances[0].start();
+}
+
+/// The second instance, a copy of the first, has to end by itself and to say why, while the first goes on.
+fn check_refused(instances: &mut [Instance]) {
+    let name = fs::read_to_string(instances[0].dir.join("store/instance")).unwrap();
+    instances[1].start();
+    let code = instances[1].process.take().unwrap().wait(Duration::from_secs(90));
+    let said = log_of(&instances[1].config);
+    assert_eq!(code, Some(1), "{said}");
+    for part in [&*format!("instance {} runs already", name.trim()), "a store.dir of its own", "file `instance`"] {
+        assert!(said.contains(part), "{part:?} is not in: {said}");
+    }
+    assert!(!instances[0].has_ended(), "{}", logs(instances));
 }
 
 /// The same configuration with lanes, for commands that run once.
@@ -584,7 +717,7 @@ fn a_crash_anywhere_in_a_snapshot_is_of_no_consequence() {
     for sent in 1..=sized(few.len(), 20 * few.len()) as u64 {
         let (name, nth) = few[sent as usize % few.len()];
         send(&place, brokers, spaces, 3 * sent - 3, 3 * sent);
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pointsman"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
         command.args(["learn", "--once", "--config"]).arg(&place.config).args(BY_PARTITION);
         let output = command.env("POINTSMAN_FAILPOINT", format!("{name}={nth}")).output().unwrap();
         assert!(!output.status.success(), "{name}={nth}: {}", String::from_utf8_lossy(&output.stderr));
@@ -649,8 +782,8 @@ fn a_standby_takes_over() {
     await_applied(&instances, |applied| applied == rewarded.len() as u64);
     let opened = |instance: &Instance| {
         let openings = instance.openings();
-        let lanes = openings.len();
-        format!("{:.0} ms a lane ({lanes})", openings.iter().sum::<u64>() as f64 / lanes.max(1) as f64)
+        let (lanes, ms) = (openings.len(), openings.iter().sum::<u64>());
+        format!("{:.0} ms a lane ({lanes})", ms as f64 / lanes.max(1) as f64)
     };
     println!("take-over, cold: {}; by a standby: {}", opened(&instances[0]), opened(&instances[1]));
     let mut entries = BTreeMap::new();

@@ -117,7 +117,7 @@ impl World {
         lock(&self.0)
     }
 
-    pub fn mutation(&self) -> Option<Without> {
+    pub fn without(&self) -> Option<Without> {
         self.shared().without
     }
 
