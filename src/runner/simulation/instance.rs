@@ -208,26 +208,26 @@ impl Instance {
         lanes.iter().all(|lane| process.slots.is_at_end(*lane)).then_some(lanes)
     }
 
-    /// Stops in order: every lane takes a last snapshot.
-    pub fn stop(&self) -> Result<()> {
+    /// Stops in order: every lane takes a last snapshot. False if a lane was dropped, since another instance had fenced it.
+    pub fn stop(&self) -> Result<bool> {
         // Held until it has stopped: no other process can use its disk before.
         let mut running = lock(&self.process);
-        let stopped = running.as_ref().map_or(Ok(()), |process| self.stop_process(process));
+        let stopped = running.as_ref().map_or(Ok(true), |process| self.stop_process(process));
         *running = None;
         stopped
     }
 
-    fn stop_process(&self, process: &Process) -> Result<()> {
-        if process.claims.is_some() {
-            process
-                .slots
-                .assigned()
-                .into_iter()
-                .try_for_each(|lane| self.close(&process.slots, lane, false).map(drop))?;
-            self.world.with(|shared| shared.group.leave(process.member));
-            return Ok(());
+    fn stop_process(&self, process: &Process) -> Result<bool> {
+        if process.claims.is_none() {
+            process.slots.take_open().into_iter().try_for_each(|mut running| running.lane.finish())?;
+            return Ok(true);
         }
-        process.slots.take_open().into_iter().try_for_each(|mut running| running.lane.finish())
+        let mut is_whole = true;
+        for lane in process.slots.assigned() {
+            is_whole &= self.close(&process.slots, lane, false)? != Closed::Dropped;
+        }
+        self.world.with(|shared| shared.group.leave(process.member));
+        Ok(is_whole)
     }
 
     /// Truncates logs of applied requests to what is committed, as instances do when they start and at intervals.
@@ -263,7 +263,7 @@ impl Actor for Instance {
         }
         if !self.world.is_quiet() && self.world.chance(200) {
             self.world.tell(|| format!("instance {} stops", self.node));
-            let stopped = process.as_ref().map_or(Ok(()), |process| self.stop_process(process));
+            let stopped = process.as_ref().map_or(Ok(true), |process| self.stop_process(process));
             *process = None;
             if let Err(error) = stopped {
                 self.failed(&error);
