@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use rdkafka::message::Message;
 use serde_json::{Value, json};
 
 use super::Failure;
@@ -16,7 +18,9 @@ use crate::engine::Side;
 use crate::files;
 use crate::report::{Column, Table};
 use crate::transport::kafka::cluster::Cluster;
-use crate::transport::kafka::history::{Changed, Mark, Scribe, Span, Stretch, read, stretches};
+use crate::transport::kafka::history::{Changed, Mark, Scribe, Span, Stretch, stretches};
+use crate::transport::kafka::positions::Place;
+use crate::transport::kafka::scan::read_to;
 use crate::transport::kafka::topics::check_partitions;
 
 /// Export a range of the Kafka topics queries and rewards to log files, for `replay` or as an archive
@@ -144,21 +148,27 @@ fn dump_topic(
     scribe: &mut Scribe,
     progress: &Progress,
 ) -> anyhow::Result<Vec<Written>> {
+    let Some(Place { side, topic, .. }) = stretches.first().map(|stretch| &stretch.place) else {
+        return Ok(Vec::new());
+    };
     std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let mut logs = BTreeMap::new();
     for stretch in stretches {
         logs.insert(stretch.place.partition, Log::new(directory, stretch)?);
     }
     let mut messages = 0_u64;
-    read(cluster, stretches, |stretch, offset, message| {
-        let Some(log) = logs.get_mut(&stretch.place.partition) else { return Ok(()) };
-        log.add(&scribe.line_of(stretch.place.side, message))?;
+    let error = read_to(cluster, topic, stretches.iter().map(Stretch::range).collect(), |offset, message| {
+        let Some(log) = logs.get_mut(&message.partition()) else { return ControlFlow::Continue(()) };
+        if let Err(error) = log.add(&scribe.line_of(*side, message)) {
+            return ControlFlow::Break(error);
+        }
         messages += 1;
         let so_far = || format!("{messages} messages");
         progress.advance((offset + 1).saturating_sub(log.reached), so_far);
         log.reached = offset + 1;
-        Ok(())
+        ControlFlow::Continue(())
     })?;
+    error.map_or(Ok(()), Err)?;
     logs.into_values().map(Log::finish).collect()
 }
 

@@ -16,7 +16,7 @@ use crate::event::{Name, Query};
 use crate::report::{Column, Table};
 use crate::router::{Params, Sampling, ScoreForm, uniform};
 use crate::transport::kafka::cluster::Cluster;
-use crate::transport::kafka::params::ParamsTopic;
+use crate::transport::kafka::params;
 use crate::wire::events::{Bad, vector};
 use crate::wire::params::decode;
 
@@ -136,7 +136,7 @@ fn show(args: &Show, config: &Config) -> anyhow::Result<()> {
 fn newest(config: &Config, space: &str) -> anyhow::Result<Params> {
     let cluster = Cluster::new(&config.transport.kafka)?;
     cluster.reach()?;
-    let mut all = ParamsTopic::open(&cluster)?.newest()?;
+    let mut all = params::newest(&cluster)?;
     match all.iter().position(|params| params.space.as_str() == space) {
         Some(i) => Ok(all.swap_remove(i)),
         None => {

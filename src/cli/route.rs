@@ -1,6 +1,6 @@
 //! `pointsman route`: the router sidecar.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -173,9 +173,15 @@ fn topics(config: &Config, settings: &Settings) -> anyhow::Result<(EventWriter, 
             return Ok(());
         }
         let mut topic = ParamsTopic::open(&cluster)?;
-        let mut found = false;
+        let (mut found, mut warned) = (false, BTreeSet::new());
         while going() {
-            if let Some((place, bytes)) = topic.poll(Duration::from_millis(100)) {
+            let polled = topic.poll(Duration::from_millis(100)).unwrap_or_else(|problem| {
+                if warned.insert(problem.to_string()) {
+                    tracing::warn!(%problem, "cannot read parameters, keeping the current ones");
+                }
+                None
+            });
+            if let Some((place, bytes)) = polled {
                 found |= intake.take(&place, Ok(bytes));
             }
             // An empty topic has no parameters to route by.

@@ -33,7 +33,7 @@ use crate::transport::kafka::cluster::{Cluster, Member, Problem};
 use crate::transport::kafka::consumer::{Ending, Logs, Membership, Partition, ReadOptions, Reader, Rebalance};
 use crate::transport::kafka::homes::{Spread, partition_of};
 use crate::transport::kafka::outlet::{KafkaOutlet, LetterLimits};
-use crate::transport::kafka::params::ParamsTopic;
+use crate::transport::kafka::params;
 use crate::transport::kafka::positions::{self, Place};
 use crate::transport::kafka::standby::Standby;
 use crate::transport::kafka::state::{self, Entries};
@@ -99,7 +99,7 @@ impl Run<'_> {
     ) -> Result<(Lane<Partition>, MergeState, Vec<Place>)> {
         let message_bytes = self.runtime.block_on(topics::check_params(cluster, self.settings))?;
         let limits = self.runtime.block_on(topics::letter_limits(cluster, self.settings));
-        let published = ParamsTopic::open(cluster)?.newest()?;
+        let published = params::newest(cluster)?;
         check_lanes(store, |lane| lane == ONE_LANE)?;
         for space in self.settings.sharded().keys() {
             tracing::warn!(
@@ -708,7 +708,7 @@ impl Broker for KafkaBroker {
     }
 
     fn published(&self) -> Result<Vec<Params>, Problem> {
-        ParamsTopic::open(&self.cluster)?.newest()
+        params::newest(&self.cluster)
     }
 
     fn places(&self, lane: i32, state: &MergeState) -> Result<Vec<Place>, Problem> {

@@ -4,16 +4,13 @@
 //! owner of the space's home lane reads these states, sums the learners, projects the sum and publishes it. A dedicated
 //! transactional ID ensures that there is one merger. It keeps no state: its output follows from the committed states.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
-use rdkafka::{Offset, TopicPartitionList};
 
 use super::claim::lane_name;
 use super::error::{Doing, LaneError, Result};
@@ -24,11 +21,11 @@ use crate::learner::Trainer;
 use crate::router::Params;
 use crate::snapshot::{LaneHead, SharedHead};
 use crate::state::{LaneStore, Resumed, Retention};
-use crate::transport::kafka::client::Client;
-use crate::transport::kafka::cluster::{Cluster, Plain, Problem, failed};
+use crate::transport::kafka::cluster::{Cluster, Problem};
 use crate::transport::kafka::homes::partitions_of;
 use crate::transport::kafka::outlet::Outgoing;
-use crate::transport::kafka::state::{Entries, Mirror, follower, note};
+use crate::transport::kafka::scan::{Follower, whole};
+use crate::transport::kafka::state::{Entries, Mirror, note};
 use crate::transport::kafka::transaction::{KafkaProducers, Outcome, Transactions};
 use crate::transport::now_ms;
 use crate::wire::params::{self, STAMP_MAX};
@@ -106,7 +103,7 @@ impl Merging {
     pub fn once(&self) -> Result<()> {
         let mut shards = Shards::open(self)?;
         let mut transactions = self.take_over(&Arc::default())?;
-        while shards.at_end.len() < shards.lanes.len() {
+        while !shards.follower.caught_up() {
             shards.take_in()?;
         }
         shards.publish(&mut transactions)
@@ -139,10 +136,8 @@ impl Merging {
 /// State of the lanes that hold shards of the space.
 struct Shards<'a> {
     merging: &'a Merging,
-    consumer: Client<BaseConsumer<Plain>>,
+    follower: Follower,
     lanes: BTreeMap<i32, Shard>,
-    /// Lanes that were read to their end at least once.
-    at_end: BTreeSet<i32>,
     /// Last published epoch and version.
     published: Option<(u64, u64)>,
 }
@@ -160,37 +155,27 @@ struct Shard {
 impl<'a> Shards<'a> {
     fn open(merging: &'a Merging) -> Result<Self, Problem> {
         let topic = &merging.cluster.config.topics.snapshots;
-        let cannot = |error: KafkaError| failed(format!("cannot read topic {topic}"), &error);
-        let consumer = follower(&merging.cluster)?;
         let lanes = partitions_of(&merging.space, merging.spec().shards, merging.partitions);
-        let mut assignment = TopicPartitionList::new();
-        for lane in &lanes {
-            assignment.add_partition_offset(topic, *lane, Offset::Beginning).map_err(cannot)?;
-        }
-        consumer.assign(&assignment).map_err(cannot)?;
-        let lanes = lanes.into_iter().map(|lane| (lane, Shard::default())).collect();
-        Ok(Self { merging, consumer, lanes, at_end: BTreeSet::new(), published: None })
+        let ranges = whole(&merging.cluster, topic, lanes)?;
+        let follower = Follower::open(&merging.cluster, topic, &ranges)?;
+        let lanes = ranges.into_keys().map(|lane| (lane, Shard::default())).collect();
+        Ok(Self { merging, follower, lanes, published: None })
     }
 
     /// Polls for a message.
     fn take_in(&mut self) -> Result<(), Problem> {
-        match self.consumer.poll(WAIT) {
-            Some(Ok(message)) => {
-                if let Some(shard) = self.lanes.get_mut(&message.partition()) {
-                    note(&mut shard.entries, message.key(), message.payload());
-                    shard.changed = true;
-                }
-            }
-            Some(Err(KafkaError::PartitionEOF(lane))) => drop(self.at_end.insert(lane)),
-            Some(Err(error)) => self.merging.cluster.trouble.note(&error, "error while reading the snapshots topic"),
-            None => {}
+        if let Some(message) = self.follower.poll(WAIT)?
+            && let Some(shard) = self.lanes.get_mut(&message.partition())
+        {
+            note(&mut shard.entries, message.key(), message.payload());
+            shard.changed = true;
         }
         Ok(())
     }
 
     /// Publishes the sum, if all lanes were read and it has changed.
     fn publish(&mut self, transactions: &mut Transactions<KafkaProducers>) -> Result<()> {
-        if self.at_end.len() < self.lanes.len() {
+        if !self.follower.caught_up() {
             return Ok(());
         }
         let (space, spec) = (&self.merging.space, self.merging.spec());

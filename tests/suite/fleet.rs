@@ -15,7 +15,7 @@ use pointsman::event::{Name, Query};
 use pointsman::router::Params;
 use pointsman::transport::kafka::cluster::Cluster;
 use pointsman::transport::kafka::homes::{Keys, partition_of};
-use pointsman::transport::kafka::params::ParamsTopic;
+use pointsman::transport::kafka::params;
 use pointsman::wire::events::Parser;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminOptions, AlterConfig, NewPartitions, ResourceSpecifier};
@@ -866,7 +866,7 @@ fn shards_and_one(learner: &str, number: u64) -> Vec<(Vec<f64>, Vec<f64>)> {
     let cluster = Cluster::new(&config.transport.kafka).unwrap();
     let start = Instant::now();
     let published = loop {
-        let newest = ParamsTopic::open(&cluster).unwrap().newest().unwrap();
+        let newest = params::newest(&cluster).unwrap();
         if let Some(found) = newest.into_iter().find(|params| params.space == hot && params.version == number) {
             break found;
         }

@@ -5,20 +5,16 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Message};
-use rdkafka::{Offset, TopicPartitionList};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::client::Client;
-use super::cluster::{CALL, Cluster, Plain, Problem, failed, is_lasting, lasting};
+use super::cluster::{Cluster, Problem};
 use super::consumer::other_type;
 use super::homes::Spread;
 use super::positions::{Place, at, name};
@@ -69,6 +65,11 @@ pub struct Stretch {
 }
 
 impl Stretch {
+    /// Its partition and offsets.
+    pub fn range(&self) -> (i32, Range<u64>) {
+        (self.place.partition, self.place.position.floor..self.end)
+    }
+
     /// Number of offsets; there may be fewer messages.
     pub fn offsets(&self) -> u64 {
         self.end.saturating_sub(self.place.position.floor)
@@ -122,61 +123,6 @@ fn bound(
         Some(Mark::Time(ms)) => cluster.offset_at(topic, partition, ms)?,
     };
     Ok(offset.clamp(low, high))
-}
-
-/// How long a client waits without receiving anything.
-const STALLED: Duration = Duration::from_secs(3 * CALL.as_secs());
-
-/// Reads ranges of one topic: each message once, with its offset, in partition order.
-pub fn read(
-    cluster: &Cluster,
-    stretches: &[Stretch],
-    mut each: impl FnMut(&Stretch, u64, &BorrowedMessage<'_>) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let mut left: BTreeMap<i32, &Stretch> =
-        stretches.iter().filter(|s| s.offsets() > 0).map(|s| (s.place.partition, s)).collect();
-    let Some(topic) = left.values().next().map(|stretch| stretch.place.topic.clone()) else { return Ok(()) };
-    let cannot = |error: KafkaError| failed(format!("cannot read topic {topic}"), &error);
-    let mut settings = cluster.consumer();
-    // Offsets have gaps, so the last message does not show the end.
-    settings.set("enable.partition.eof", "true");
-    let consumer: Client<BaseConsumer<Plain>> = Client::new(&settings, Plain(cluster.trouble.clone()))?;
-    let mut assignment = TopicPartitionList::new();
-    for stretch in left.values() {
-        let start = Offset::Offset(stretch.place.position.floor as i64);
-        assignment.add_partition_offset(&topic, stretch.place.partition, start).map_err(cannot)?;
-    }
-    consumer.assign(&assignment).map_err(cannot)?;
-    let mut moved = Instant::now();
-    while !left.is_empty() {
-        let ended = match consumer.poll(Duration::from_millis(200)) {
-            None if moved.elapsed() > STALLED => {
-                cluster.reach()?;
-                let doing = format!("cannot read {} partitions of topic {topic} to their end", left.len());
-                return Err(Problem::Failed { doing, problem: "timed out waiting for messages".to_owned() }.into());
-            }
-            None => continue,
-            Some(Ok(message)) => {
-                let (partition, offset) = (message.partition(), message.offset().max(0).unsigned_abs());
-                let Some(&stretch) = left.get(&partition) else { continue };
-                if offset < stretch.end {
-                    each(stretch, offset, &message)?;
-                }
-                (offset + 1 >= stretch.end).then_some(partition)
-            }
-            Some(Err(KafkaError::PartitionEOF(partition))) => Some(partition),
-            Some(Err(error)) if !is_lasting(&error) => continue,
-            Some(Err(error)) => return Err(lasting(&format!("reading topic {topic}"), &error).into()),
-        };
-        moved = Instant::now();
-        if let Some(partition) = ended.filter(|partition| left.remove(partition).is_some()) {
-            // Messages after the end would be discarded.
-            let mut done = TopicPartitionList::new();
-            done.add_partition(&topic, partition);
-            consumer.pause(&done).map_err(cannot)?;
-        }
-    }
-    Ok(())
 }
 
 /// Number of lines that differ from their messages.

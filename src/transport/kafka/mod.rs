@@ -11,6 +11,7 @@
 //! | `outlet` | producer of parameters and dead letters |
 //! | `events` | producer of a router's events |
 //! | `params` | reader of the parameters topic |
+//! | `scan` | reads partitions to an offset, or follows them: one policy for errors |
 //! | `transaction` | transactions of a lane, with fencing |
 //! | `state` | the snapshots topic: the state of lanes that move |
 //! | `unreadable` | batches that the client cannot read |
@@ -25,6 +26,7 @@ pub mod homes;
 pub mod outlet;
 pub mod params;
 pub mod positions;
+pub mod scan;
 pub mod standby;
 pub mod state;
 pub mod topics;

@@ -4,15 +4,10 @@
 //! one that was read.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::ops::ControlFlow;
 
-use rdkafka::consumer::Consumer;
-use rdkafka::error::KafkaError;
-use rdkafka::message::Message;
-use rdkafka::{Offset, TopicPartitionList};
-
-use super::cluster::{CALL, Cluster, Problem, failed};
-use super::state::visitor;
+use super::cluster::{Cluster, Problem};
+use super::scan::read_to;
 use crate::config::Start;
 use crate::engine::Side;
 use crate::merge::{MergeState, Position};
@@ -105,33 +100,9 @@ pub fn ends(cluster: &Cluster, places: &[Place]) -> Result<Vec<u64>, Problem> {
 
 /// The offset of the first unread message of a partition.
 pub fn unread(cluster: &Cluster, topic: &str, partition: i32, position: &Position) -> Result<Option<u64>, Problem> {
-    let cannot = |error: KafkaError| failed(format!("cannot read {topic}/{partition}"), &error);
-    let (_, high) = cluster.watermarks(topic, partition)?;
-    if position.floor >= high {
-        return Ok(None);
-    }
-    let consumer = visitor(cluster)?;
-    let mut from = TopicPartitionList::new();
-    from.add_partition_offset(topic, partition, Offset::Offset(position.floor as i64)).map_err(cannot)?;
-    consumer.assign(&from).map_err(cannot)?;
-    let mut waited = Duration::ZERO;
-    while waited < 3 * CALL {
-        let step = Duration::from_millis(200);
-        match consumer.poll(step) {
-            Some(Ok(message)) => {
-                let offset = message.offset().max(0).unsigned_abs();
-                if !position.is_done(offset) {
-                    return Ok(Some(offset));
-                }
-            }
-            Some(Err(KafkaError::PartitionEOF(_))) => return Ok(None),
-            Some(Err(error)) => cluster.trouble.note(&error, "error while looking for unread messages"),
-            None => waited += step,
-        }
-    }
-    Err(Problem::Transient {
-        doing: format!("cannot read {topic}/{partition} to its end"),
-        problem: "timed out waiting for messages".to_owned(),
+    let (low, high) = cluster.watermarks(topic, partition)?;
+    read_to(cluster, topic, [(partition, position.floor.max(low)..high)].into(), |offset, _| {
+        if position.is_done(offset) { ControlFlow::Continue(()) } else { ControlFlow::Break(offset) }
     })
 }
 

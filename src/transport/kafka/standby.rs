@@ -12,14 +12,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
-use rdkafka::{Offset, TopicPartitionList};
 
-use super::client::Client;
-use super::cluster::{Cluster, Plain, Problem, failed};
-use super::state::{Entries, follower, note};
+use super::cluster::{Cluster, Problem};
+use super::scan::{Follower, offset_of, whole};
+use super::state::{Entries, note};
 use crate::transport::lock;
 
 /// Tails the snapshots topic until it is dropped.
@@ -50,18 +47,12 @@ struct Copied {
 impl Standby {
     /// Tails this many lanes, in at most `bytes_max` bytes.
     pub fn start(cluster: &Cluster, lanes: usize, bytes_max: usize) -> Result<Self, Problem> {
-        let topic = cluster.config.topics.snapshots.clone();
-        let cannot = |error: KafkaError| failed(format!("cannot read topic {topic}"), &error);
-        let consumer = follower(cluster)?;
-        let mut all = TopicPartitionList::new();
-        for lane in 0..lanes as i32 {
-            all.add_partition_offset(&topic, lane, Offset::Beginning).map_err(cannot)?;
-        }
-        consumer.assign(&all).map_err(cannot)?;
+        let topic = &cluster.config.topics.snapshots;
+        let follower = Follower::open(cluster, topic, &whole(cluster, topic, 0..lanes as i32)?)?;
         let copies = (0..lanes as i32).map(|lane| (lane, Copied::default())).collect();
         let stop = AtomicBool::new(false);
         let shared = Arc::new(Shared { lanes: Mutex::new(copies), stop, bytes_max });
-        let following = Following { consumer, topic, shared: shared.clone(), paused: BTreeMap::new() };
+        let following = Following { follower, shared: shared.clone(), paused: BTreeMap::new() };
         let thread =
             std::thread::Builder::new().name("standby".to_owned()).spawn(move || following.run()).map_err(|error| {
                 Problem::Failed { doing: "cannot start the standby thread".to_owned(), problem: error.to_string() }
@@ -96,8 +87,7 @@ impl Drop for Standby {
 
 /// The thread.
 struct Following {
-    consumer: Client<BaseConsumer<Plain>>,
-    topic: String,
+    follower: Follower,
     shared: Arc<Shared>,
     /// Whether a lane is paused.
     paused: BTreeMap<i32, bool>,
@@ -106,32 +96,35 @@ struct Following {
 impl Following {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Relaxed) {
-            match self.consumer.poll(Duration::from_millis(50)) {
-                Some(Ok(message)) => {
-                    let next = message.offset().max(0).unsigned_abs() + 1;
-                    self.shared.take_in(message.partition(), message.key(), message.payload(), next);
+            match self.step() {
+                Ok(()) => {}
+                Err(problem @ Problem::Transient { .. }) => tracing::debug!(%problem, "cannot copy lanes; retrying"),
+                Err(problem) => {
+                    tracing::warn!(%problem, "dropped all standby copies; takeovers read the snapshots topic in full");
+                    return lock(&self.shared.lanes).clear();
                 }
-                None | Some(Err(KafkaError::PartitionEOF(_))) => {}
-                Some(Err(error)) => tracing::debug!(%error, "cannot read the snapshots topic"),
             }
-            self.pause_own();
         }
     }
 
-    fn pause_own(&mut self) {
+    fn step(&mut self) -> Result<(), Problem> {
+        if let Some(message) = self.follower.poll(Duration::from_millis(50))? {
+            let next = offset_of(&message) + 1;
+            self.shared.take_in(message.partition(), message.key(), message.payload(), next);
+        }
+        self.pause_own()
+    }
+
+    fn pause_own(&mut self) -> Result<(), Problem> {
         let lanes = lock(&self.shared.lanes);
         let wanted: BTreeMap<i32, bool> = lanes.iter().map(|(lane, copy)| (*lane, copy.own || copy.dropped)).collect();
         drop(lanes);
         for (lane, pause) in wanted {
             if self.paused.insert(lane, pause).unwrap_or(false) != pause {
-                let mut list = TopicPartitionList::new();
-                list.add_partition(&self.topic, lane);
-                let done = if pause { self.consumer.pause(&list) } else { self.consumer.resume(&list) };
-                if let Err(error) = done {
-                    tracing::debug!(%error, lane, "cannot pause or resume lane");
-                }
+                self.follower.set_paused(lane, pause)?;
             }
         }
+        Ok(())
     }
 }
 

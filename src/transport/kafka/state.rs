@@ -16,16 +16,13 @@
 //! its transactional ID is taken over.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::ops::ControlFlow;
 
-use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
-use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
-use super::client::Client;
-use super::cluster::{CALL, Cluster, Plain, Problem, failed};
+use super::cluster::{Cluster, Problem};
 use super::outlet::{IfTooLarge, Outgoing};
+use super::scan::{Ranges, read_to};
 use crate::snapshot::SharedHead;
 use crate::state::generations;
 use crate::store::{Batch, SnapshotStore, StoreError};
@@ -138,13 +135,16 @@ pub fn note(entries: &mut Entries, key: Option<&[u8]>, value: Option<&[u8]>) {
 
 /// All committed entries of a lane up to its current end, where `entries` are those before `offset`.
 pub fn read(cluster: &Cluster, lane: i32, mut entries: Entries, offset: u64) -> Result<Entries, Problem> {
-    let (_, end) = cluster.watermarks(&cluster.config.topics.snapshots, lane)?;
+    let topic = &cluster.config.topics.snapshots;
+    let (low, end) = cluster.watermarks(topic, lane)?;
     // The commit marker of the transaction follows the last message.
     if offset > 0 && offset + 1 >= end {
         return Ok(entries);
     }
-    let from = if offset == 0 { Offset::Beginning } else { Offset::Offset(offset as i64) };
-    read_from(cluster, [(lane, from)].into(), |_, key, value| note(&mut entries, key, value))?;
+    read_to(cluster, topic, [(lane, offset.max(low)..end)].into(), |_, message| {
+        note(&mut entries, message.key(), message.payload());
+        ControlFlow::<()>::Continue(())
+    })?;
     Ok(entries)
 }
 
@@ -156,18 +156,19 @@ pub fn heads(cluster: &Cluster, lanes: &[i32]) -> Result<BTreeMap<i32, SharedHea
     let mut back = 64;
     let mut left = lanes.to_vec();
     while !left.is_empty() {
-        let (mut from, mut whole) = (BTreeMap::new(), Vec::new());
+        let (mut ranges, mut whole) = (Ranges::new(), Vec::new());
         for lane in &left {
             let (low, high) = cluster.watermarks(topic, *lane)?;
             if low + back >= high {
                 whole.push(*lane);
             }
-            if low < high {
-                from.insert(*lane, Offset::Offset(low.max(high.saturating_sub(back)) as i64));
-            }
+            ranges.insert(*lane, low.max(high.saturating_sub(back))..high);
         }
         let mut tails = BTreeMap::<i32, Entries>::new();
-        read_from(cluster, from, |lane, key, value| note(tails.entry(lane).or_default(), key, value))?;
+        read_to(cluster, topic, ranges, |_, message| {
+            note(tails.entry(message.partition()).or_default(), message.key(), message.payload());
+            ControlFlow::<()>::Continue(())
+        })?;
         for (lane, entries) in tails {
             let newest = entries.iter().filter_map(|(key, value)| generations::head_of(key, value)).next_back();
             if let Some(head) = newest {
@@ -179,69 +180,6 @@ pub fn heads(cluster: &Cluster, lanes: &[i32]) -> Result<BTreeMap<i32, SharedHea
         back *= 16;
     }
     Ok(heads)
-}
-
-/// Calls `each` with every committed message of partitions of the snapshots topic, up to their current ends.
-fn read_from(
-    cluster: &Cluster,
-    from: BTreeMap<i32, Offset>,
-    mut each: impl FnMut(i32, Option<&[u8]>, Option<&[u8]>),
-) -> Result<(), Problem> {
-    let topic = &cluster.config.topics.snapshots;
-    let cannot = |error: KafkaError| failed(format!("cannot read topic {topic}"), &error);
-    let (mut assignment, mut left) = (TopicPartitionList::new(), BTreeMap::new());
-    for (lane, offset) in &from {
-        let (low, high) = cluster.watermarks(topic, *lane)?;
-        if low < high {
-            assignment.add_partition_offset(topic, *lane, *offset).map_err(cannot)?;
-            left.insert(*lane, high);
-        }
-    }
-    let consumer = visitor(cluster)?;
-    consumer.assign(&assignment).map_err(cannot)?;
-    let mut moved = Instant::now();
-    // Under constant writes of the owner, the client may never report the end of a lane.
-    while !left.is_empty() {
-        match consumer.poll(Duration::from_millis(200)) {
-            Some(Ok(message)) => {
-                let (lane, next) = (message.partition(), message.offset().max(0).unsigned_abs() + 1);
-                if left.contains_key(&lane) {
-                    each(lane, message.key(), message.payload());
-                }
-                if left.get(&lane).is_some_and(|end| next >= *end) {
-                    left.remove(&lane);
-                }
-                moved = Instant::now();
-            }
-            Some(Err(KafkaError::PartitionEOF(lane))) => {
-                left.remove(&lane);
-                moved = Instant::now();
-            }
-            Some(Err(error)) => cluster.trouble.note(&error, "error while reading the snapshots topic"),
-            None if moved.elapsed() > 3 * CALL => {
-                let doing = format!("cannot read topic {topic} to its end");
-                return Err(Problem::Transient { doing, problem: "timed out waiting for messages".to_owned() });
-            }
-            None => {}
-        }
-    }
-    Ok(())
-}
-
-/// A client that tails partitions. It joins no group, though the client requires a group name.
-pub fn follower(cluster: &Cluster) -> Result<Client<BaseConsumer<Plain>>, Problem> {
-    Client::new(&reading(cluster), Plain(cluster.trouble.clone()))
-}
-
-/// The same for a client that reads to the end once: brokers answer at the end without waiting for more data.
-pub(super) fn visitor(cluster: &Cluster) -> Result<Client<BaseConsumer<Plain>>, Problem> {
-    Client::new(reading(cluster).set("fetch.wait.max.ms", "10"), Plain(cluster.trouble.clone()))
-}
-
-fn reading(cluster: &Cluster) -> ClientConfig {
-    let mut settings = cluster.consumer();
-    settings.set("enable.partition.eof", "true").set("auto.offset.reset", "earliest");
-    settings
 }
 
 #[cfg(test)]
