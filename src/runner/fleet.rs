@@ -458,7 +458,10 @@ impl Fleet {
         lock(&self.places).remove(&lane);
         self.claims.broker.released(lane);
         match closed {
-            Closed::Dropped => drop(lock(&self.unsettled).insert(lane)),
+            Closed::Dropped => {
+                tracing::warn!(lane, "dropped lane; its new owner resumes from the last committed snapshot");
+                lock(&self.unsettled).insert(lane);
+            }
             _ => tracing::info!(lane, "lane released"),
         }
     }

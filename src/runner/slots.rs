@@ -195,7 +195,7 @@ impl<F: Feed> Slots<F> {
         match closed {
             Ok(()) if !lost => Ok(Closed::Whole),
             Err(error) if lost || error.is_taken() => {
-                tracing::warn!(lane, %error, "dropped lane");
+                tracing::warn!(lane, %error, "cannot take the last snapshot of a lane");
                 Ok(Closed::Dropped)
             }
             Ok(()) => Ok(Closed::Dropped),

@@ -374,9 +374,7 @@ fn a_zombie_changes_nothing() {
         await_all(&instances[1..], lanes);
         let said = log_of(&instances[0].config).matches("dropped lane").count();
         instances[0].signal("CONT");
-        while log_of(&instances[0].config).matches("dropped lane").count() == said
-            && !log_of(&instances[0].config).contains("lanes lost")
-        {
+        while log_of(&instances[0].config).matches("dropped lane").count() == said {
             assert!(start.elapsed() < Duration::from_secs(120), "{}", logs(&instances));
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -512,8 +510,7 @@ fn a_copy_of_an_instance_is_refused() {
     await_applied(&instances, |applied| applied > before + 100);
     await_all(&instances, lanes);
     let since = log_of(&instances[0].config).split_off(said);
-    let is_undisturbed =
-        ["lane opened", "lane released", "dropped lane", "lanes lost"].iter().all(|x| !since.contains(x));
+    let is_undisturbed = ["lane opened", "lane released", "dropped lane"].iter().all(|x| !since.contains(x));
     assert!(is_undisturbed, "{since}");
     let (requests, rewarded) = load.stop();
     await_applied(&instances, |applied| applied == rewarded.len() as u64);

@@ -204,6 +204,9 @@ impl Instance {
     pub fn lanes_at_end(&self) -> Option<Vec<i32>> {
         let process = lock(&self.process);
         let Some(process) = &*process else { return Some(Vec::new()) };
+        if self.world.is_crashed(self.node) {
+            return None;
+        }
         let lanes: Vec<i32> = process.slots.look(|lanes| lanes.iter().map(|(lane, _)| *lane).collect());
         lanes.iter().all(|lane| process.slots.is_at_end(*lane)).then_some(lanes)
     }

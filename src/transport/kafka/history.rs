@@ -4,7 +4,6 @@
 //! differs from its message where it must: see [`Scribe::line_of`].
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::str::FromStr;
 
