@@ -614,6 +614,7 @@ mod tests {
             let position = state.positions.get(&i.to_string()).cloned();
             let from = position.as_ref().map_or(0, |position| position.floor);
             let first_ms = events.iter().flatten().take(CONFIRMATIONS).map(|event| event.0).min();
+            let first_ms = first_ms.filter(|_| position.is_none());
             merge.add(i.to_string(), script(events, from), position, first_ms);
         }
         merge

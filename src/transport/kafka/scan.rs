@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::{Offset, TopicPartitionList};
 
@@ -125,6 +125,11 @@ impl Follower {
             Some(Err(KafkaError::PartitionEOF(partition))) => {
                 self.behind.reach(partition, u64::MAX);
                 (self.waited, self.last) = (Duration::ZERO, None);
+            }
+            // Between the look at the offsets and the read; the next look finds later ones.
+            Some(Err(error)) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AutoOffsetReset) => {
+                let doing = format!("cannot read topic {} from its start", self.topic);
+                return Err(Problem::Transient { doing, problem: error.to_string() });
             }
             Some(Err(error)) if is_lasting(&error) => {
                 return Err(lasting(&format!("reading topic {}", self.topic), &error));
