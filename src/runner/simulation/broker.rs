@@ -262,7 +262,7 @@ impl Producers for SimProducers {
             }
             epoch
         });
-        self.world.tell(|| format!("instance {} initializes {} with epoch {epoch}", self.node, self.id));
+        self.world.record(|| format!("instance {} initializes {} with epoch {epoch}", self.node, self.id));
         Ok(SimProducer { world: self.world.clone(), node: self.node, id: self.id.clone(), epoch })
     }
 }
@@ -277,7 +277,8 @@ pub struct SimProducer {
 
 impl SimProducer {
     fn undone(&self, refused: Refused) -> Undone {
-        self.world.tell(|| format!("instance {}: {} refused in epoch {}: {refused:?}", self.node, self.id, self.epoch));
+        self.world
+            .record(|| format!("instance {}: {} refused in epoch {}: {refused:?}", self.node, self.id, self.epoch));
         match refused {
             Refused::Fenced => Undone::Fenced,
             Refused::InvalidState => Undone::Failed(transient("invalid transaction state")),
@@ -323,7 +324,7 @@ impl Producer for SimProducer {
             }
         };
         end(&self.id, self.epoch).map_err(|refused| self.undone(refused))?;
-        self.world.tell(|| format!("instance {} commits {} in epoch {}", self.node, self.id, self.epoch));
+        self.world.record(|| format!("instance {} commits {} in epoch {}", self.node, self.id, self.epoch));
         // Between the commit and its answer.
         self.world.effect(self.node).map_err(Undone::Failed)?;
         sent

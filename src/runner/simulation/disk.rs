@@ -55,7 +55,7 @@ impl SimDisk {
             let at = head.len() / 2;
             head[at] ^= 16;
             self.world.count("bit flipped");
-            self.world.tell(|| format!("the newest snapshot of instance {} is damaged", self.node));
+            self.world.record(|| format!("the newest snapshot of instance {} is damaged", self.node));
         }
         visible.clone_from(durable);
         audits.values_mut().for_each(|audit| audit.visible.clone_from(&audit.durable));

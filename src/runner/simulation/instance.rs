@@ -66,7 +66,7 @@ impl Instance {
         let retry = Retry::until(crashed, Arc::default()).by(clock);
         let (every_updates, every_ms) = (1 + self.world.below(20) as u64, 20 + self.world.below(300) as u64);
         let cadence = SnapshotConfig { every_updates, every_ms, keep: 3, keep_hourly: 0, keep_daily: 0 };
-        self.world.tell(|| format!("instance {} starts, with a snapshot every {every_updates} updates", self.node));
+        self.world.record(|| format!("instance {} starts, with a snapshot every {every_updates} updates", self.node));
         let here = |commit| Ok(Keeper::here(commit));
         if !self.plan.is_shared {
             let running = retry.run("open_lane", || self.open_alone(&cadence, &retry))?;
@@ -142,7 +142,7 @@ impl Instance {
         let lane = lanes[self.world.below(lanes.len())];
         match slots.step(lane) {
             Err(error) if error.is_taken() && claims.is_some() => {
-                self.world.tell(|| format!("instance {} notices that lane {lane} was taken over", self.node));
+                self.world.record(|| format!("instance {} notices that lane {lane} was taken over", self.node));
                 self.rejoin(slots, member)
             }
             stepped => stepped.map(drop),
@@ -156,7 +156,7 @@ impl Instance {
         member: &mut u64,
         rebalance: Rebalance,
     ) -> Result<()> {
-        self.world.tell(|| format!("instance {}: {rebalance:?}", self.node));
+        self.world.record(|| format!("instance {}: {rebalance:?}", self.node));
         match rebalance {
             Rebalance::Revoked { lanes, lost } => lanes.into_iter().try_for_each(|lane| {
                 self.close(slots, lane, lost)?;
@@ -265,7 +265,7 @@ impl Actor for Instance {
             return;
         }
         if !self.world.is_quiet() && self.world.chance(200) {
-            self.world.tell(|| format!("instance {} stops", self.node));
+            self.world.record(|| format!("instance {} stops", self.node));
             let stopped = process.as_ref().map_or(Ok(true), |process| self.stop_process(process));
             *process = None;
             if let Err(error) = stopped {
@@ -311,7 +311,7 @@ impl Actor for Coordinator {
             let is_dead = self.0.is_crashed(node) || self.0.with(|shared| shared.group.is_dead(member));
             if is_dead && self.0.below(4) == 0 || stalls && self.0.chance(3) || self.0.chance(400) {
                 self.0.count("session expired");
-                self.0.tell(|| format!("the group gives up on instance {node}"));
+                self.0.record(|| format!("the group gives up on instance {node}"));
                 self.0.with(|shared| shared.group.expire(member));
             }
         }
@@ -382,7 +382,7 @@ impl Feed for SimFeed {
         let now = self.world.with(|shared| shared.partitions) as i32;
         if !self.is_shared && now > known {
             let new: Vec<i32> = (known..now).collect();
-            self.world.tell(|| format!("instance {} reads new partitions {new:?}", self.node));
+            self.world.record(|| format!("instance {} reads new partitions {new:?}", self.node));
             self.add(merge, &new, |_, _| at(0));
             self.partitions.extend(new);
         }

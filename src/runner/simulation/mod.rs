@@ -58,11 +58,11 @@ struct History {
 }
 
 /// Runs the history of a seed. With `is_shared` several instances share the lanes, otherwise one has all partitions.
-fn run(seed: u64, is_shared: bool, without: Option<Without>, is_told: bool) -> History {
+fn run(seed: u64, is_shared: bool, without: Option<Without>, is_recorded: bool) -> History {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x7261_6666_6963);
     let (partitions, number) = (rng.random_range(1..=3), if is_shared { rng.random_range(1..=3) } else { 1 });
     let plan = Arc::new(Plan { settings: settings(), topics: Default::default(), partitions, is_shared });
-    let world = World::new(seed, without, is_told);
+    let world = World::new(seed, without, is_recorded);
     let grows = !is_shared && partitions > 1 && rng.random_range(0..4) == 0;
     world.with(|shared| {
         shared.group.set_lanes(partitions as i32);
@@ -387,10 +387,10 @@ fn explore(is_shared: bool, seeds: std::ops::Range<u64>) -> BTreeMap<&'static st
             println!("{}", history.story);
         }
         if !history.violations.is_empty() {
-            let told = run(seed, is_shared, None, true);
+            let failed = run(seed, is_shared, None, true);
             panic!(
                 "{:#?}\n{}\nrun this history again: POINTSMAN_SIMULATION={kind}:{seed} cargo test --lib simulation -- --nocapture",
-                told.violations, told.story
+                failed.violations, failed.story
             );
         }
         history.faults.into_iter().for_each(|(fault, number)| *faults.entry(fault).or_default() += number);

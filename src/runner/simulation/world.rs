@@ -81,7 +81,7 @@ struct Rates {
 pub struct World(Arc<Mutex<Shared>>);
 
 impl World {
-    pub fn new(seed: u64, without: Option<Without>, is_told: bool) -> Self {
+    pub fn new(seed: u64, without: Option<Without>, is_recorded: bool) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         // Some histories are calm in some respects, so that faults are also seen alone.
         let mut rate =
@@ -100,7 +100,7 @@ impl World {
             late: Vec::new(),
             crashed: Vec::new(),
             actors: Vec::new(),
-            story: is_told.then(Vec::new),
+            story: is_recorded.then(Vec::new),
             is_quiet: false,
             without,
             depth: 0,
@@ -133,7 +133,7 @@ impl World {
     }
 
     /// Adds a line to the story.
-    pub fn tell(&self, line: impl FnOnce() -> String) {
+    pub fn record(&self, line: impl FnOnce() -> String) {
         if self.shared().story.is_some() {
             let line = line();
             let mut shared = self.shared();
@@ -151,7 +151,7 @@ impl World {
 
     /// Notes what must not happen.
     pub fn violated(&self, what: String) {
-        self.tell(|| format!("VIOLATED: {what}"));
+        self.record(|| format!("VIOLATED: {what}"));
         self.shared().violations.push(what);
     }
 
@@ -175,7 +175,7 @@ impl World {
 
     /// Kills an instance: its next effect fails, and so do all others.
     pub fn crash(&self, node: usize) {
-        self.tell(|| format!("instance {node} crashes"));
+        self.record(|| format!("instance {node} crashes"));
         let mut shared = self.shared();
         *shared.faults.entry("crash").or_default() += 1;
         if let Some(crashed) = shared.crashed.get(node) {
@@ -198,9 +198,9 @@ impl World {
         if self.chance(rates.stall) {
             let turns = 1 + self.below(60);
             self.count("stall");
-            self.tell(|| format!("instance {node} stalls for {turns} turns"));
+            self.record(|| format!("instance {node} stalls for {turns} turns"));
             self.nested(turns);
-            self.tell(|| format!("instance {node} continues"));
+            self.record(|| format!("instance {node} continues"));
         }
         if self.is_crashed(node) { Err(died()) } else { Ok(()) }
     }
@@ -242,7 +242,7 @@ impl World {
     pub fn restart_brokers(&self) {
         let down = Duration::from_millis(10 + self.below(300) as u64);
         self.count("brokers restarted");
-        self.tell(|| format!("the brokers restart, which takes {} ms", down.as_millis()));
+        self.record(|| format!("the brokers restart, which takes {} ms", down.as_millis()));
         let mut shared = self.shared();
         shared.down_until = shared.now + down;
     }
@@ -253,7 +253,7 @@ impl World {
         let fails = self.chance(rate);
         if fails {
             self.count(what);
-            self.tell(|| format!("instance {node}: {what}"));
+            self.record(|| format!("instance {node}: {what}"));
         }
         fails
     }
@@ -271,7 +271,7 @@ impl World {
             (Fault::Retried, "commit sent twice"),
         ][self.below(4)];
         self.count(name);
-        self.tell(|| format!("instance {node}: {name}"));
+        self.record(|| format!("instance {node}: {name}"));
         fault
     }
 
@@ -297,14 +297,14 @@ impl World {
         };
         for (_, id, epoch) in arrived {
             let ended = self.with(|shared| shared.cluster.end_transaction(&id, epoch, true));
-            self.tell(|| format!("a late commit of {id} in epoch {epoch} arrives: {ended:?}"));
+            self.record(|| format!("a late commit of {id} in epoch {epoch} arrives: {ended:?}"));
         }
     }
 
     /// From now on nothing fails.
     pub fn quiet(&self) {
         self.shared().is_quiet = true;
-        self.tell(|| "from here on nothing fails".to_owned());
+        self.record(|| "from here on nothing fails".to_owned());
     }
 
     pub fn is_quiet(&self) -> bool {
