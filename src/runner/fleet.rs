@@ -440,7 +440,11 @@ impl Fleet {
                 tracing::info!(lane, ms = begun.elapsed().as_millis(), "lane opened");
                 Ok(())
             }
-            Ok(false) => Ok(()),
+            Ok(false) => {
+                lock(&self.places).remove(&lane);
+                self.claims.broker.released(lane);
+                Ok(())
+            }
             Err(error) if error.is_taken() => {
                 tracing::warn!(lane, "another instance took over the lane while it was opened; rejoining the group");
                 self.claims.broker.released(lane);
