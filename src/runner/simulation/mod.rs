@@ -346,7 +346,7 @@ fn committed(world: &World, plan: &Plan, instances: &[Arc<Instance>], lane: i32)
     Engine::restore(plan.settings.clone(), head.engine, records).map_err(|error| error.to_string())
 }
 
-/// Published versions grow; every malformed event has a dead letter.
+/// Published versions grow.
 fn check_topics(world: &World, plan: &Plan) {
     let params = (plan.topics.params.clone(), 0);
     let values = |address: &Address| -> Vec<Vec<u8>> {
