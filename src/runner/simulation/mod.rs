@@ -280,8 +280,10 @@ fn check(world: &World, plan: &Arc<Plan>, instances: &[Arc<Instance>], logs: &Lo
     let all: Vec<i32> = (0..plan.partitions as i32).collect();
     let lanes: Vec<(i32, Vec<i32>)> =
         if plan.is_shared { all.into_iter().map(|lane| (lane, vec![lane])).collect() } else { vec![(0, all)] };
+    let mut dead = 0;
     for (lane, partitions) in lanes {
         let (expected, requests) = undisturbed(plan, logs, &partitions);
+        dead += expected.counts().queries_dead + expected.counts().rewards_dead;
         match committed(world, plan, instances, lane) {
             Ok(engine) => {
                 let (found, wanted) = (engine.counts(), expected.counts());
@@ -320,7 +322,7 @@ fn check(world: &World, plan: &Arc<Plan>, instances: &[Arc<Instance>], logs: &Lo
             world.violated(format!("lane {lane} applied {applied:?}, not {requests:?}"));
         }
     }
-    check_topics(world, plan);
+    check_topics(world, plan, dead);
 }
 
 /// The engine that a newcomer restores.
@@ -346,12 +348,16 @@ fn committed(world: &World, plan: &Plan, instances: &[Arc<Instance>], lane: i32)
     Engine::restore(plan.settings.clone(), head.engine, records).map_err(|error| error.to_string())
 }
 
-/// Published versions grow.
-fn check_topics(world: &World, plan: &Plan) {
+/// Published versions grow; each of `dead` malformed events has a dead letter, at least one.
+fn check_topics(world: &World, plan: &Plan, dead: u64) {
     let params = (plan.topics.params.clone(), 0);
     let values = |address: &Address| -> Vec<Vec<u8>> {
         world.with(|shared| shared.cluster.committed(address).filter_map(|(_, value)| Some(value?.to_vec())).collect())
     };
+    let letters = values(&(plan.topics.dead_letters.clone(), 0)).len();
+    if (letters as u64) < dead {
+        world.violated(format!("{letters} dead letters for {dead} malformed events"));
+    }
     let mut newest = BTreeMap::new();
     for value in values(&params) {
         let Ok(params) = params::decode(&value) else {
