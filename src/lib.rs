@@ -9,6 +9,7 @@
 //! - [`merge`]: merges several logs into one, in event-time order.
 //! - [`joiner`]: joins queries with rewards, in event time.
 //! - [`event_time`]: the event time of a space, robust against a few wrong timestamps.
+//! - [`timestamp`]: times as text.
 //! - [`event`]: names, unit queries, examples. A value of these types is already validated.
 //! - [`config`]: raw keys, and the validated settings made from them.
 //! - [`hpg`]: the paper's mathematics, with its notation table.
@@ -101,6 +102,7 @@ pub mod state;
 pub mod store;
 #[cfg(feature = "daemon")]
 pub mod telemetry;
+pub mod timestamp;
 #[cfg(feature = "daemon")]
 pub mod transport;
 pub mod wire;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use super::{BadSetting, at_least, bad, within};
+use crate::timestamp;
 
 /// `[transport.kafka]`, as written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -135,13 +136,10 @@ impl std::str::FromStr for Start {
     }
 }
 
-/// Parses a time: milliseconds since 1970, or RFC 3339.
+/// Parses a time: milliseconds since 1970, or text such as RFC 3339.
 pub fn parse_time(text: &str) -> Option<i64> {
     let ms = text.parse::<i64>().ok().filter(|ms| *ms >= 0);
-    ms.or_else(|| {
-        let time = humantime::parse_rfc3339_weak(text).ok()?;
-        i64::try_from(time.duration_since(std::time::UNIX_EPOCH).ok()?.as_millis()).ok()
-    })
+    ms.or_else(|| timestamp::parse(text).filter(|ms| *ms >= 0))
 }
 
 impl fmt::Display for Start {
