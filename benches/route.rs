@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, Col, Mat, Par};
-use pointsman::event::{Name, Query};
+use pointsman::event::{ModelName, Name, Query};
 use pointsman::query_key::QueryKey;
 use pointsman::report::{Column, Table};
 use pointsman::router::{DrawKey, HeadTable, Params, Policy, Router, ScoreForm};
@@ -148,7 +148,7 @@ fn params(version: u64, dim: usize, models: usize, rank: usize) -> Params {
         epoch: 0,
         version,
         revision: 0,
-        models: (0..models).map(|m| Name::try_from(format!("m{m}")).expect("a name")).collect(),
+        models: (0..models).map(|m| ModelName::try_from(format!("m{m}")).expect("a name")).collect(),
         dim,
         created_ms: 0,
         algorithm: "hpg".to_owned(),

@@ -13,7 +13,7 @@ use axum::Router as Routes;
 use axum::body::Bytes;
 use axum::http::HeaderMap;
 use axum::routing::{get, post};
-use pointsman::event::Name;
+use pointsman::event::{ModelName, Name};
 use pointsman::report::{Column, Table};
 use pointsman::router::{Params, Policy, ScoreForm};
 use pointsman::wire::params;
@@ -228,7 +228,7 @@ fn publish(dir: &Path) {
         epoch: 0,
         version: 1,
         revision: 0,
-        models: (0..MODELS).map(|m| Name::try_from(format!("model-{m}")).expect("a name")).collect(),
+        models: (0..MODELS).map(|m| ModelName::try_from(format!("model-{m}")).expect("a name")).collect(),
         dim: DIM,
         created_ms: 0,
         algorithm: "hpg".to_owned(),

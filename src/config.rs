@@ -19,7 +19,7 @@ pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, MASK, OWN_FILES, Sta
 pub use rivals::FeatureKind;
 
 use crate::evaluate::worth::{GuardSpec, WorthSpec};
-use crate::event::Name;
+use crate::event::{ModelName, Name};
 use crate::hpg::actor_critic::ActorCriticSpec;
 use crate::hpg::critic::CriticSpec;
 use crate::hpg::gradient::{self, Baseline};
@@ -918,9 +918,9 @@ pub struct Spec {
     /// Dimension of queries.
     pub dim: usize,
     /// Models to route to: at least two, no name twice.
-    pub models: Vec<Name>,
+    pub models: Vec<ModelName>,
     /// Models whose events are counted and skipped.
-    pub retired: BTreeSet<Name>,
+    pub retired: BTreeSet<ModelName>,
     /// The algorithm with its own settings.
     pub method: Method,
     /// Examples summed into one update.
@@ -1267,7 +1267,7 @@ impl LearnerConfig {
         })
     }
 
-    fn check_models(&self) -> Result<Vec<Name>, BadSetting> {
+    fn check_models(&self) -> Result<Vec<ModelName>, BadSetting> {
         let rejected = |allowed: String| bad("learner.models", format!("{:?}", self.models), allowed);
         if !(2..=MODELS_MAX).contains(&self.models.len()) {
             return Err(rejected(format!("must be 2 to {MODELS_MAX} names: with one model there is nothing to route")));
@@ -1276,15 +1276,15 @@ impl LearnerConfig {
         if let Some(twice) = self.models.iter().find(|name| !seen.insert(*name)) {
             return Err(rejected(format!("{twice:?} is listed twice: remove one")));
         }
-        self.models.iter().map(|name| Name::try_from(name.as_str()).map_err(|e| rejected(e.to_string()))).collect()
+        self.models.iter().map(|name| ModelName::try_from(name.as_str()).map_err(|e| rejected(e.to_string()))).collect()
     }
 
-    fn check_retired(&self, models: &[Name]) -> Result<BTreeSet<Name>, BadSetting> {
+    fn check_retired(&self, models: &[ModelName]) -> Result<BTreeSet<ModelName>, BadSetting> {
         let rejected = |allowed: String| bad("learner.retired", format!("{:?}", self.retired), allowed);
-        let retired: BTreeSet<Name> = self
+        let retired: BTreeSet<ModelName> = self
             .retired
             .iter()
-            .map(|name| Name::try_from(name.as_str()).map_err(|e| rejected(e.to_string())))
+            .map(|name| ModelName::try_from(name.as_str()).map_err(|e| rejected(e.to_string())))
             .collect::<Result<_, _>>()?;
         match models.iter().find(|model| retired.contains(model)) {
             Some(model) => Err(rejected(format!("{model} is also in learner.models: remove it from one of them"))),
@@ -1292,7 +1292,7 @@ impl LearnerConfig {
         }
     }
 
-    fn check_fixed(&self, models: &[Name]) -> Result<usize, BadSetting> {
+    fn check_fixed(&self, models: &[ModelName]) -> Result<usize, BadSetting> {
         let Some(wanted) = &self.fixed_model else {
             return Err(missing("learner.fixed_model", "learner.algorithm = \"fixed\" requires one of learner.models"));
         };

@@ -33,7 +33,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::config::{MissingPropensities, Settings, Spec};
 use crate::dead_letters::{Bucket, Recording};
 use crate::evaluate::worth::WorthView;
-use crate::event::{Example, Name, Query};
+use crate::event::{Example, ModelName, Name, Query};
 use crate::hpg::spectra::Eigen;
 use crate::joiner::{BadJoin, JoinCounts, JoinSpec, Joined, Joiner, Payload};
 use crate::learner::{BadState, Trainer};
@@ -282,7 +282,7 @@ struct Space {
     /// Events that are too far ahead of the others to be believed yet.
     probation: Probation,
     /// Retired models.
-    retired: BTreeSet<Name>,
+    retired: BTreeSet<ModelName>,
     /// Whether it has neither examples nor imported parameters: its learner is as good as new.
     is_blank: bool,
     /// Whether it has changed since its changes were taken.
@@ -383,7 +383,7 @@ pub struct Tally<'a> {
     /// Its name.
     pub name: &'a Name,
     /// Names of its models.
-    pub models: &'a [Name],
+    pub models: &'a [ModelName],
     /// Examples in applied batches.
     pub version: u64,
     /// Outcomes of its events.
@@ -398,7 +398,7 @@ pub struct SpaceView {
     /// Its name.
     pub name: Name,
     /// Names of its models.
-    pub models: Vec<Name>,
+    pub models: Vec<ModelName>,
     /// Examples in applied batches.
     pub version: u64,
     /// Outcomes of its events.
@@ -406,7 +406,7 @@ pub struct SpaceView {
     /// Mean of the rewards learned from.
     pub mean_reward: f64,
     /// Retired models.
-    pub retired: Vec<Name>,
+    pub retired: Vec<ModelName>,
     /// Its parameters, where the algorithm has some.
     pub eigens: Vec<Eigen>,
     /// Estimated lift of routing.
@@ -555,7 +555,7 @@ impl Engine {
     }
 
     /// Starts the models of a space from given parameters; those that are not named keep what they have.
-    pub fn import(&mut self, space: Name, eigens: &[(Name, Spectrum)], dim: usize) -> Result<(), BadImport> {
+    pub fn import(&mut self, space: Name, eigens: &[(ModelName, Spectrum)], dim: usize) -> Result<(), BadImport> {
         let spec = self.settings.space(&space);
         if dim != spec.dim {
             return Err(BadImport(format!(
@@ -965,7 +965,7 @@ impl Engine {
     }
 }
 
-static NONE_RETIRED: BTreeSet<Name> = BTreeSet::new();
+static NONE_RETIRED: BTreeSet<ModelName> = BTreeSet::new();
 
 /// Records of a space.
 #[derive(Default)]
@@ -1064,7 +1064,7 @@ impl Space {
         &mut self,
         settings: &Settings,
         name: &Name,
-        models: Vec<Name>,
+        models: Vec<ModelName>,
         trainer: Option<&[u8]>,
     ) -> Result<(), BadSnapshot> {
         let spec = settings.space(name);
@@ -1255,20 +1255,20 @@ impl From<DecisionRecord<'_>> for Decision {
 /// Fits a decision to its space: dimension, and models by index. `None` if its model was retired.
 fn decide(
     spec: &Spec,
-    retired: &BTreeSet<Name>,
+    retired: &BTreeSet<ModelName>,
     query: Vec<f32>,
-    model: &Name,
+    model: &ModelName,
     propensities: Propensities,
-    policy: Option<Vec<(Name, f64)>>,
+    policy: Option<Vec<(ModelName, f64)>>,
 ) -> Result<Option<Decision>, Bad> {
     if query.len() != spec.dim {
         return Err(Bad::WrongDimension { found: query.len(), expected: spec.dim });
     }
-    let index = |name: &Name| match spec.models.iter().position(|known| known == name) {
+    let index = |name: &ModelName| match spec.models.iter().position(|known| known == name) {
         None if !retired.contains(name) && !spec.retired.contains(name) => Err(Bad::UnknownModel(name.clone())),
         place => Ok(place),
     };
-    let spread = |entries: Vec<(Name, f64)>| {
+    let spread = |entries: Vec<(ModelName, f64)>| {
         let mut all = vec![0.0; spec.models.len()];
         for (name, p) in entries {
             if let Some(place) = index(&name)? {
@@ -1278,7 +1278,7 @@ fn decide(
         Ok(all)
     };
     let chosen = index(model)?;
-    let impossible = |entries: &[(Name, f64)]| !entries.iter().any(|(name, p)| name == model && *p > 0.0);
+    let impossible = |entries: &[(ModelName, f64)]| !entries.iter().any(|(name, p)| name == model && *p > 0.0);
     let propensities = match propensities {
         Propensities::Full(entries) if impossible(&entries) => return Err(Bad::ImpossibleChoice(model.clone())),
         Propensities::Full(entries) => Known::Full(spread(entries)?),

@@ -11,10 +11,16 @@ use thiserror::Error;
 
 use crate::wire::records::learner::ExampleRecord;
 
-/// Name of a space or a model: `[A-Za-z0-9._-]{1,64}`, not starting with a dot.
+/// Name of a space: `[A-Za-z0-9._-]{1,64}`, not starting with a dot. Spaces name files, message keys and records.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
+
+/// Name of a model, as people write them (`BAAI/bge-small-en-v1.5`, `openai:text-embedding-3-large`):
+/// `[A-Za-z0-9._:/@+-]{1,128}`, not starting with a dot or a slash.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ModelName(String);
 
 /// Bytes of a bad name that an error quotes.
 const QUOTED_BYTES_MAX: usize = 80;
@@ -28,10 +34,19 @@ pub fn excerpt(text: &str, bytes_max: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}... ({} bytes)", &text[..end], text.len()))
 }
 
-/// Why a string is not a [`Name`]. Long strings are quoted in part, since the error may travel with the event.
+/// Why a string is not a name. Long strings are quoted in part, since the error may travel with the event.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{0:?} is not a name: use 1 to 64 characters of A-Z a-z 0-9 . _ -, not starting with a dot")]
-pub struct BadName(pub String);
+pub enum BadName {
+    /// Not a [`Name`].
+    #[error("{0:?} is not a name of a space: use 1 to 64 characters of A-Z a-z 0-9 . _ -, not starting with a dot")]
+    Space(String),
+    /// Not a [`ModelName`].
+    #[error(
+        "{0:?} is not a name of a model: use 1 to 128 characters of A-Z a-z 0-9 . _ : / @ + -, not starting with a dot \
+         or a slash"
+    )]
+    Model(String),
+}
 
 impl Name {
     /// The space of events that name none.
@@ -44,44 +59,62 @@ impl Name {
         self.0 == "default"
     }
 
-    /// The name as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl TryFrom<String> for Name {
-    type Error = BadName;
-
-    fn try_from(text: String) -> Result<Self, BadName> {
+    fn is_valid(text: &str) -> bool {
         let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-        if (1..=64).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(allowed) {
-            Ok(Self(text))
-        } else {
-            Err(BadName(excerpt(&text, QUOTED_BYTES_MAX).into_owned()))
+        (1..=64).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(allowed)
+    }
+}
+
+impl ModelName {
+    fn is_valid(text: &str) -> bool {
+        let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._:/@+-".contains(&b);
+        (1..=128).contains(&text.len()) && !text.starts_with(['.', '/']) && text.bytes().all(allowed)
+    }
+}
+
+macro_rules! impl_name {
+    ($name:ident, $bad:path) => {
+        impl $name {
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
         }
-    }
-}
 
-impl TryFrom<&str> for Name {
-    type Error = BadName;
+        impl TryFrom<String> for $name {
+            type Error = BadName;
 
-    fn try_from(text: &str) -> Result<Self, BadName> {
-        Self::try_from(text.to_owned())
-    }
-}
+            fn try_from(text: String) -> Result<Self, BadName> {
+                match Self::is_valid(&text) {
+                    true => Ok(Self(text)),
+                    false => Err($bad(excerpt(&text, QUOTED_BYTES_MAX).into_owned())),
+                }
+            }
+        }
 
-impl From<Name> for String {
-    fn from(name: Name) -> Self {
-        name.0
-    }
-}
+        impl TryFrom<&str> for $name {
+            type Error = BadName;
 
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+            fn try_from(text: &str) -> Result<Self, BadName> {
+                Self::try_from(text.to_owned())
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(name: $name) -> Self {
+                name.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
 }
+impl_name!(Name, BadName::Space);
+impl_name!(ModelName, BadName::Model);
 
 /// A query embedding of unit Euclidean norm.
 ///
@@ -308,14 +341,20 @@ mod tests {
         for good in ["a", "bge-small_v1.5", "9", &"x".repeat(64)] {
             assert_eq!(Name::try_from(good).unwrap().as_str(), good);
         }
-        for bad in ["", ".hidden", "a b", "ä", "a/b", &"x".repeat(65)] {
-            assert_eq!(Name::try_from(bad), Err(BadName(bad.to_owned())));
+        for bad in ["", ".hidden", "a b", "ä", "a/b", "a:b", &"x".repeat(65)] {
+            assert_eq!(Name::try_from(bad), Err(BadName::Space(bad.to_owned())));
+        }
+        for good in ["BAAI/bge-small-en-v1.5", "openai:text-embedding-3-large", "m@2+q8", "_", &"x".repeat(128)] {
+            assert_eq!(ModelName::try_from(good).unwrap().as_str(), good);
+        }
+        for bad in ["", ".hidden", "/etc", "a b", "ä", "a\n", "a\"b", "a\\b", &"x".repeat(129)] {
+            assert!(matches!(ModelName::try_from(bad), Err(BadName::Model(_))), "{bad}");
         }
     }
 
     #[test]
     fn long_names_are_quoted_in_part() {
-        let BadName(quoted) = Name::try_from("x".repeat(600_000)).unwrap_err();
+        let Err(BadName::Space(quoted)) = Name::try_from("x".repeat(600_000)) else { panic!("it is too long") };
         assert_eq!(quoted, format!("{}... (600000 bytes)", "x".repeat(80)));
         assert_eq!(excerpt("aää", 2), "a... (5 bytes)", "cut between characters");
         assert_eq!(excerpt("aää", 5), "aää");

@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use crate::config::{Method, Spec};
 use crate::evaluate::worth::{Floor, Outlook, Scratch, Worth, WorthView};
-use crate::event::{BadExample, BadQuery, Example, Name, Query};
+use crate::event::{BadExample, BadQuery, Example, ModelName, Query};
 use crate::hpg::actor_critic::ActorCritic;
 use crate::hpg::learner::Hpg;
 use crate::hpg::parameter_free::ParameterFree;
@@ -254,7 +254,7 @@ impl Trainer {
         }
         let places: Vec<Option<usize>> =
             names.iter().map(|name| record.models.iter().position(|old| old == name)).collect();
-        let models = record.models.iter().map(|name| Name::try_from(name.as_str())).collect::<Result<_, _>>();
+        let models = record.models.iter().map(|name| ModelName::try_from(name.as_str())).collect::<Result<_, _>>();
         let before = Spec { models: models.map_err(|_| BadState::Shape)?, ..spec.clone() };
         let mut trainer = Self::from_record(before, record)?;
         trainer.flush();

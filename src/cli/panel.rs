@@ -6,13 +6,13 @@ use anyhow::anyhow;
 use super::contestants::Contestant;
 use crate::config::{Algorithm, LearnerConfig, Spec};
 use crate::evaluate::judge::{Estimate, Judge, Logged, Range};
-use crate::event::{Example, Name};
+use crate::event::{Example, ModelName};
 use crate::learner::Trainer;
 use crate::router::{Params, uniform};
 
 /// The evaluated policies, and the reward predictor of the doubly robust estimate.
 pub struct Panel {
-    models: Vec<Name>,
+    models: Vec<ModelName>,
     members: Vec<Member>,
     /// Names of the constant policies.
     alone: Vec<String>,

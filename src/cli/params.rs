@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::Failure;
 use super::output::{out, outln, width};
 use crate::config::{Config, EventsSpec};
-use crate::event::{Name, Query};
+use crate::event::{ModelName, Name, Query};
 use crate::report::{Column, Table};
 use crate::router::{Params, Sampling, ScoreForm, uniform};
 use crate::transport::kafka::cluster::Cluster;
@@ -202,13 +202,13 @@ fn components(bytes: &[u8], events: &EventsSpec) -> anyhow::Result<Vec<f32>> {
 struct Scored<'a> {
     space: &'a Name,
     params_version: u64,
-    scores: BTreeMap<&'a Name, f64>,
-    propensities: BTreeMap<&'a Name, f64>,
+    scores: BTreeMap<&'a ModelName, f64>,
+    propensities: BTreeMap<&'a ModelName, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    policy: Option<BTreeMap<&'a Name, f64>>,
+    policy: Option<BTreeMap<&'a ModelName, f64>>,
     /// Only for a head query.
     #[serde(skip_serializing_if = "Option::is_none")]
-    head_corrections: Option<BTreeMap<&'a Name, f64>>,
+    head_corrections: Option<BTreeMap<&'a ModelName, f64>>,
 }
 
 impl<'a> Scored<'a> {
@@ -245,7 +245,7 @@ struct Shown {
     floor: f64,
     /// By model; only where it is not uniform.
     #[serde(skip_serializing_if = "Option::is_none")]
-    floor_distribution: Option<BTreeMap<Name, f64>>,
+    floor_distribution: Option<BTreeMap<ModelName, f64>>,
     created_ms: u64,
     created: String,
     dim: usize,
@@ -255,7 +255,7 @@ struct Shown {
 
 #[derive(Serialize)]
 struct ShownModel {
-    name: Name,
+    name: ModelName,
     rank: usize,
     largest_eigenvalue: Option<f64>,
     smallest_eigenvalue: Option<f64>,
@@ -341,7 +341,7 @@ impl Shown {
 }
 
 impl ShownModel {
-    fn new(name: &Name, form: &ScoreForm) -> Self {
+    fn new(name: &ModelName, form: &ScoreForm) -> Self {
         let eigenvalues = || form.eigenvalues.iter().copied().map(f64::from);
         Self {
             name: name.clone(),

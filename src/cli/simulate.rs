@@ -17,7 +17,7 @@ use super::client::{self, Decided, NoAnswer, Target, Trust};
 use super::output::{out, outln, width};
 use super::world::{WorldArgs, share};
 use crate::config::Config;
-use crate::event::Name;
+use crate::event::{ModelName, Name};
 use crate::report::{Column, Table};
 use crate::simulate::history::{History, Summary};
 use crate::simulate::quantiles::Quantiles;
@@ -144,7 +144,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
 /// What all connections share.
 struct Simulation {
     target: Target,
-    models: Vec<Name>,
+    models: Vec<ModelName>,
     /// Prefix of the request ids of this run.
     run: String,
     state: Mutex<State>,
@@ -274,7 +274,7 @@ impl Simulation {
         }
         let model = index(&decided.model)
             .ok_or_else(|| anyhow!("invalid answer: no propensity for the chosen model {:?}", decided.model))?;
-        let of = |name: &Name| decided.propensities.get(name.as_str()).copied().unwrap_or_default();
+        let of = |name: &ModelName| decided.propensities.get(name.as_str()).copied().unwrap_or_default();
         Ok((model, self.models.iter().map(of).collect()))
     }
 
@@ -470,7 +470,7 @@ struct Outcome {
     params_version: u64,
     all: Summary,
     last_tenth: Summary,
-    best: Option<Name>,
+    best: Option<ModelName>,
 }
 
 impl Outcome {

@@ -13,7 +13,7 @@ use super::params::utc;
 use super::progress::{Progress, Unit};
 use super::{Failure, summary};
 use crate::config::Config;
-use crate::event::Name;
+use crate::event::{ModelName, Name};
 use crate::files;
 use crate::http::backup::TOKEN_HEADER;
 use crate::merge::Position;
@@ -336,7 +336,7 @@ fn show(place: Place<'_>, generation: Option<u64>, csv: Option<&Path>, json: boo
     outln!("{}", table.text(width()))?;
     outln!("generation {}, epoch {}, created {}", opened.generation, opened.head.epoch, utc(opened.head.created_ms))?;
     for view in opened.engine.spaces() {
-        let models: Vec<&str> = view.models.iter().map(Name::as_str).collect();
+        let models: Vec<&str> = view.models.iter().map(ModelName::as_str).collect();
         outln!(
             "space {}: version {}, mean reward {:.4}, models {}",
             view.name,

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use super::confidence::COUNT_MAX;
 use super::judge::{Estimate, Judge, Logged, Range};
-use crate::event::{Example, Name};
+use crate::event::{Example, ModelName};
 use crate::router::uniform;
 use crate::wire::records::learner::value::{ModelRewardsRecord, PolicyValueRecord};
 
@@ -162,7 +162,7 @@ pub struct Verdict {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WorthView {
     /// Who is judged alone.
-    pub models: Vec<Name>,
+    pub models: Vec<ModelName>,
     /// Probability that a range is ever wrong.
     pub alpha: f64,
     /// Whether the guard holds the policy back; none where there is no guard.
@@ -296,7 +296,7 @@ impl Worth {
     }
 
     /// What the judged examples tell; none if there are none.
-    pub fn view(&self, spec: &WorthSpec, models: &[Name]) -> Option<WorthView> {
+    pub fn view(&self, spec: &WorthSpec, models: &[ModelName]) -> Option<WorthView> {
         let (latest, number) = self.judge.latest();
         Some(WorthView {
             models: models.to_vec(),
@@ -440,7 +440,7 @@ mod tests {
         assert!(worth.pays && held < 0.2, "{held}");
         let floor = worth.floor(&spec(Some(GUARD)), 0.0);
         assert!((floor.share - 0.05).abs() < 1e-12 && floor.distribution[0] > 0.4, "{floor:?}");
-        let view = worth.view(&spec(Some(GUARD)), &["a", "b"].map(|name| Name::try_from(name).unwrap())).unwrap();
+        let view = worth.view(&spec(Some(GUARD)), &["a", "b"].map(|name| ModelName::try_from(name).unwrap())).unwrap();
         let lift = view.all.policy_lift;
         assert!(lift.range.low < 0.19 && 0.19 < lift.range.high && (lift.value - 0.19).abs() < 0.03, "{lift:?}");
         assert_eq!((view.all.best_alone, view.held_back, view.all.examples), (0, Some(false), 20_000));

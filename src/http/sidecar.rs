@@ -27,7 +27,7 @@ use super::live::{Seats, Wanted, Watched, page};
 use super::{Access, Problem, Server};
 use crate::config::{Config, OnFull, Settings};
 use crate::engine::Side;
-use crate::event::{BadQuery, Name};
+use crate::event::{BadQuery, ModelName, Name};
 use crate::router::{Answer, Compiled, Recent, RecentSpec, Router};
 use crate::telemetry::router::Metrics;
 use crate::telemetry::{CONTENT_TYPE, Episodes};
@@ -90,9 +90,9 @@ impl BodyLimits {
 struct Decided {
     request_id: String,
     space: Name,
-    model: Name,
+    model: ModelName,
     propensity: f64,
-    propensities: BTreeMap<Name, f64>,
+    propensities: BTreeMap<ModelName, f64>,
     params_version: u64,
     params_epoch: u64,
 }

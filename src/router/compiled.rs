@@ -7,7 +7,7 @@ use faer::linalg::matmul::matmul;
 use faer::{Accum, ColMut, ColRef, Mat, Par};
 
 use super::{Distribution, Params, Policy, ScoreForm, add};
-use crate::event::{BadQuery, Name, Query};
+use crate::event::{BadQuery, ModelName, Name, Query};
 use crate::query_key::QueryKeys;
 
 /// Parameters, ready to route.
@@ -45,7 +45,7 @@ impl Compiled {
     }
 
     /// Untrained parameters: uniform, or one model always.
-    pub fn unlearned(space: Name, models: Vec<Name>, dim: usize, always: Option<usize>) -> Self {
+    pub fn unlearned(space: Name, models: Vec<ModelName>, dim: usize, always: Option<usize>) -> Self {
         let policy = Policy::unlearned(models.len(), always);
         let algorithm = "none".to_owned();
         Self::new(Params { space, epoch: 0, version: 0, revision: 0, models, dim, created_ms: 0, algorithm, policy })
@@ -62,7 +62,7 @@ impl Compiled {
     }
 
     /// The models, in the order of every per-model vector.
-    pub fn models(&self) -> &[Name] {
+    pub fn models(&self) -> &[ModelName] {
         &self.params.models
     }
 
@@ -203,7 +203,7 @@ mod tests {
         policy.scores = ranks.iter().enumerate().map(form).collect();
         policy.floor = 0.1;
         policy.sampling = if seed.is_multiple_of(2) { Sampling::Softmax } else { Sampling::InverseGap { gap: 10.0 } };
-        let models = (0..ranks.len()).map(|m| Name::try_from(format!("m{m}")).unwrap()).collect();
+        let models = (0..ranks.len()).map(|m| ModelName::try_from(format!("m{m}")).unwrap()).collect();
         let space = Name::default_space();
         let algorithm = "hpg".to_owned();
         let params = Params { space, epoch: 0, version: 1, revision: 0, models, dim, created_ms: 0, algorithm, policy };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 
 use super::{Compiled, Distribution, DrawKey, Params};
-use crate::event::{BadQuery, Name};
+use crate::event::{BadQuery, ModelName, Name};
 
 /// Routes queries with the newest parameters. Readers never wait for writers.
 pub struct Router {
@@ -29,7 +29,7 @@ pub struct Answer {
 
 impl Answer {
     /// Name of the model.
-    pub fn model_name(&self) -> &Name {
+    pub fn model_name(&self) -> &ModelName {
         &self.by.models()[self.model]
     }
 }
@@ -123,7 +123,7 @@ mod tests {
             epoch: stamp.0,
             version: stamp.1,
             revision: stamp.2,
-            models: ["a", "b"].map(|name| Name::try_from(name).unwrap()).to_vec(),
+            models: ["a", "b"].map(|name| ModelName::try_from(name).unwrap()).to_vec(),
             dim: 2,
             created_ms: 0,
             algorithm: "hpg".to_owned(),

@@ -28,7 +28,7 @@ pub use head::{BadHeadTable, HEAD_QUERIES_MAX, HeadTable};
 pub use live::{Answer, Router};
 pub use recent::{Recent, RecentSpec};
 
-use crate::event::{BadQuery, Name, Query};
+use crate::event::{BadQuery, ModelName, Name, Query};
 use crate::query_key::QueryKey;
 
 /// How scores become probabilities.
@@ -134,7 +134,7 @@ pub struct Params {
     /// Publications at this version.
     pub revision: u64,
     /// Names of the models, in the order of every per-model vector.
-    pub models: Vec<Name>,
+    pub models: Vec<ModelName>,
     /// Dimension of queries.
     pub dim: usize,
     /// Creation time, in milliseconds since 1970.

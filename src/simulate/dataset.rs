@@ -326,7 +326,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::event::Name;
+    use crate::event::ModelName;
 
     /// Query i is at angle i / 10; its rewards are i / 100 and 1 - i / 100. The last has the first's embedding.
     fn data() -> Dataset {
@@ -334,7 +334,7 @@ mod tests {
         let angle = |i: usize| (i % (n - 1)) as f32 / 10.0;
         Dataset {
             dim: 2,
-            models: ["a", "b"].map(|name| Name::try_from(name).unwrap()).to_vec(),
+            models: ["a", "b"].map(|name| ModelName::try_from(name).unwrap()).to_vec(),
             queries: (0..n).flat_map(|i| [angle(i).cos(), angle(i).sin()]).collect(),
             expected_rewards: (0..n).flat_map(|i| [i as f64 / 100.0, 1.0 - i as f64 / 100.0]).collect(),
             top1_rewards: None,

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::Timing;
 use crate::dead_letters::{Recording, SAMPLE};
 use crate::engine::{Applied, Side};
-use crate::event::Name;
+use crate::event::{ModelName, Name};
 use crate::hpg::factored::FORESIGHT;
 use crate::router::Params;
 use crate::state::StateError;
@@ -121,7 +121,7 @@ pub struct Published {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelNews {
     /// Its name.
-    pub name: Name,
+    pub name: ModelName,
     /// Eigenvalues, the largest by size first.
     pub eigenvalues: Vec<f32>,
 }
@@ -137,7 +137,7 @@ impl Published {
 
 impl ModelNews {
     /// Summary of these eigenvalues.
-    pub fn new(name: &Name, eigenvalues: &[f32]) -> Self {
+    pub fn new(name: &ModelName, eigenvalues: &[f32]) -> Self {
         let mut eigenvalues: Vec<f32> = eigenvalues.iter().copied().filter(|value| *value != 0.0).collect();
         eigenvalues.sort_by(|a, b| b.abs().total_cmp(&a.abs()));
         Self { name: name.clone(), eigenvalues }

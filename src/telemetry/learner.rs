@@ -617,7 +617,7 @@ mod tests {
 
     use super::*;
     use crate::engine::Applied;
-    use crate::event::Name;
+    use crate::event::{ModelName, Name};
     use crate::telemetry::ModelNews;
 
     fn news(spaces: usize) -> News {
@@ -683,7 +683,7 @@ mod tests {
         let mut news = news(3);
         news.spaces.remove("space-0002");
         status.tell(news);
-        let models = |n: usize| (0..n).map(|i| Name::try_from(format!("m-{i}")).unwrap());
+        let models = |n: usize| (0..n).map(|i| ModelName::try_from(format!("m-{i}")).unwrap());
         let space = |i: usize| Name::try_from(format!("space-{i:04}")).unwrap();
         for (i, number) in [(0, 10), (1, MODELS_MAX + 5)] {
             let models = models(number).map(|name| ModelNews { name, eigenvalues: vec![-3.0, 1.0] });

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::sheet::Sheet;
 use super::{History, HttpCounters, MODELS_MAX, ModelNews, OTHER, SPACES_MAX, Timing, pick};
-use crate::event::Name;
+use crate::event::{ModelName, Name};
 use crate::router::{Answer, Compiled, Router};
 use crate::transport::{lock, now_ms};
 
@@ -42,7 +42,7 @@ struct Counts {
     clipped: u64,
     params_rejected: u64,
     /// By space and model.
-    decisions: BTreeMap<Name, BTreeMap<Name, u64>>,
+    decisions: BTreeMap<Name, BTreeMap<ModelName, u64>>,
 }
 
 struct Past {
@@ -295,7 +295,7 @@ impl Default for Metrics {
 impl Counts {
     fn space_point(&self, by: &Compiled) -> SpacePoint {
         let models = self.decisions.get(by.space());
-        let number = |model: &Name| models.and_then(|models| models.get(model)).copied().unwrap_or(0);
+        let number = |model: &ModelName| models.and_then(|models| models.get(model)).copied().unwrap_or(0);
         SpacePoint { version: by.params().version, traffic: by.models().iter().map(number).collect() }
     }
 
@@ -331,7 +331,7 @@ mod tests {
         let router = Router::new(DrawKey::new(b"key").unwrap());
         for i in 0..spaces {
             let space = name(format!("space-{i:04}"));
-            let models = (0..models).map(|m| name(format!("model-{m}"))).collect();
+            let models = (0..models).map(|m| ModelName::try_from(format!("model-{m}")).unwrap()).collect();
             router.begin(Compiled::unlearned(space.clone(), models, 2, None));
             metrics.decided(&router.route(&space, "r", &[1.0, 0.0]).unwrap().unwrap(), true);
         }

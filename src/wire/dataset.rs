@@ -19,7 +19,7 @@
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use thiserror::Error;
 
-use crate::event::Name;
+use crate::event::ModelName;
 
 /// A data set; all is in the order of the file.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +27,7 @@ pub struct Dataset {
     /// d.
     pub dim: usize,
     /// The models, M of them.
-    pub models: Vec<Name>,
+    pub models: Vec<ModelName>,
     /// Unit vectors, one after the other: n x d.
     pub queries: Vec<f32>,
     /// Row by row, n x M.
@@ -165,7 +165,7 @@ pub fn decode(bytes: &[u8], text: Option<&str>) -> Result<Dataset, BadDataset> {
     })
 }
 
-fn names_of(text: Option<&str>, models: usize) -> Result<Vec<Name>, BadDataset> {
+fn names_of(text: Option<&str>, models: usize) -> Result<Vec<ModelName>, BadDataset> {
     let bad = |problem: String| BadDataset::Metadata { key: "models", problem };
     let names: Vec<String> = match text {
         Some(text) => {
@@ -179,7 +179,7 @@ fn names_of(text: Option<&str>, models: usize) -> Result<Vec<Name>, BadDataset> 
     if let Some(name) = names.iter().enumerate().find_map(|(i, name)| names[..i].contains(name).then_some(name)) {
         return Err(bad(format!("{name} is listed twice")));
     }
-    names.into_iter().map(|name| Name::try_from(name).map_err(|e| bad(e.to_string()))).collect()
+    names.into_iter().map(|name| ModelName::try_from(name).map_err(|e| bad(e.to_string()))).collect()
 }
 
 fn candidates(tensors: &SafeTensors, n: usize, models: usize) -> Result<Option<Candidates>, BadDataset> {

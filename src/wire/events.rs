@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::config::{EventsSpec, MissingPropensities, RewardSpec, Settings};
-use crate::event::Name;
+use crate::event::{BadName, ModelName, Name};
 use crate::router::Answer;
 use crate::wire::quick::{Found, Plan};
 
@@ -30,18 +30,18 @@ pub struct QueryEvent {
     /// The query: finite, not zero, not normalised.
     pub query: Vec<f32>,
     /// The model that was chosen.
-    pub model: Name,
+    pub model: ModelName,
     /// The known part of the distribution that it was drawn from.
     pub propensities: Propensities,
     /// The distribution before floor or guard were mixed in, where it differs.
-    pub policy: Option<Vec<(Name, f64)>>,
+    pub policy: Option<Vec<(ModelName, f64)>>,
 }
 
 /// The known part of the distribution that a model was drawn from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Propensities {
     /// All of it.
-    Full(Vec<(Name, f64)>),
+    Full(Vec<(ModelName, f64)>),
     /// The probability of the model that was chosen.
     Chosen(f64),
     /// Nothing.
@@ -104,7 +104,7 @@ pub enum Bad {
     ZeroVector,
     /// The space never had this model.
     #[error("the space has no model {0}: add it to learner.models")]
-    UnknownModel(Name),
+    UnknownModel(ModelName),
     /// The probabilities are not a distribution.
     #[error("{field}: {problem}")]
     BadPropensities {
@@ -115,7 +115,7 @@ pub enum Bad {
     },
     /// The chosen model has propensity 0: it cannot have been drawn.
     #[error("the chosen model {0} has propensity 0")]
-    ImpossibleChoice(Name),
+    ImpossibleChoice(ModelName),
     /// The event has no propensities, and none may be assumed.
     #[error("the event has no propensities, and learner.missing_propensities = \"reject\"")]
     MissingPropensities,
@@ -453,9 +453,12 @@ fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str, Bad> {
     value.as_str().ok_or_else(|| Bad::MistypedField { field: field.to_owned(), expected: "a string" })
 }
 
-fn name(value: &Value, field: &str) -> Result<Name, Bad> {
-    let problem = |e: crate::event::BadName| Bad::BadName { field: field.to_owned(), problem: e.to_string() };
-    Name::try_from(text(value, field)?).map_err(problem)
+fn name<'a, N: TryFrom<&'a str, Error = BadName>>(value: &'a Value, field: &str) -> Result<N, Bad> {
+    check_name(text(value, field)?, field)
+}
+
+fn check_name<'a, N: TryFrom<&'a str, Error = BadName>>(text: &'a str, field: &str) -> Result<N, Bad> {
+    N::try_from(text).map_err(|bad| Bad::BadName { field: field.to_owned(), problem: bad.to_string() })
 }
 
 fn id(text: &str, field: &str) -> Result<String, Bad> {
@@ -505,17 +508,14 @@ fn check_vector(components: Vec<f32>, field: &str) -> Result<Vec<f32>, Bad> {
     Ok(components)
 }
 
-fn distribution(value: &Value, field: &str) -> Result<Vec<(Name, f64)>, Bad> {
+fn distribution(value: &Value, field: &str) -> Result<Vec<(ModelName, f64)>, Bad> {
     let expected = "an object that maps models to probabilities";
     let object = value.as_object().ok_or_else(|| Bad::MistypedField { field: field.to_owned(), expected })?;
-    let entry = |(model, p): (&String, &Value)| {
-        let model = name(&Value::String(model.clone()), field)?;
-        Ok((model, number(p, field)?))
-    };
+    let entry = |(model, p): (&String, &Value)| Ok((check_name(model, field)?, number(p, field)?));
     check_distribution(object.iter().map(entry).collect::<Result<Vec<_>, Bad>>()?, field)
 }
 
-fn check_distribution(all: Vec<(Name, f64)>, field: &str) -> Result<Vec<(Name, f64)>, Bad> {
+fn check_distribution(all: Vec<(ModelName, f64)>, field: &str) -> Result<Vec<(ModelName, f64)>, Bad> {
     if let Some((model, p)) = all.iter().find(|(_, p)| !(0.0..=1.0).contains(p)) {
         return Err(bad_propensities(field, format!("{model} has probability {p}, which is not between 0 and 1")));
     }
@@ -542,15 +542,16 @@ mod tests {
 
     #[test]
     fn good_events() {
-        let name = |text: &str| Name::try_from(text).unwrap();
+        let (name, model) =
+            (|text: &str| Name::try_from(text).unwrap(), |text: &str| ModelName::try_from(text).unwrap());
         let event = parser("").query(QUERY.as_bytes(), None).unwrap();
         let expected = QueryEvent {
             request_id: "r-1".to_owned(),
             space: name("shop"),
             ts_ms: 17,
             query: vec![3.0, -4.0],
-            model: name("bge"),
-            propensities: Propensities::Full(vec![(name("bge"), 0.8), (name("minilm"), 0.2)]),
+            model: model("bge"),
+            propensities: Propensities::Full(vec![(model("bge"), 0.8), (model("minilm"), 0.2)]),
             policy: None,
         };
         assert_eq!(event, expected);

@@ -10,7 +10,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use super::params::{BadParams, sort_header};
 use crate::engine::SpaceView;
-use crate::event::Name;
+use crate::event::ModelName;
 
 const FORMAT: &str = "pointsman.eigen";
 const FORMAT_VERSION: &str = "1";
@@ -21,7 +21,7 @@ pub struct Export {
     /// Dimension of the eigenvectors.
     pub dim: usize,
     /// Eigenvalues and eigenvectors, vector after vector, of each model.
-    pub eigens: Vec<(Name, Spectrum)>,
+    pub eigens: Vec<(ModelName, Spectrum)>,
 }
 
 /// Eigenvalues, and eigenvectors one after the other.
@@ -68,7 +68,8 @@ pub fn decode(bytes: &[u8]) -> Result<Export, BadParams> {
         return Err(bad("format_version", "is newer than this version reads: upgrade pointsman"));
     }
     let dim: usize = text("dim")?.parse().map_err(|_| bad("dim", "is not a number"))?;
-    let models: Vec<Name> = serde_json::from_str(text("models")?).map_err(|error| bad("models", &error.to_string()))?;
+    let models: Vec<ModelName> =
+        serde_json::from_str(text("models")?).map_err(|error| bad("models", &error.to_string()))?;
     let eigens = models.into_iter().map(|model| {
         let spectrum = spectrum(&tensors, &model, dim)?;
         Ok((model, spectrum))
@@ -76,7 +77,7 @@ pub fn decode(bytes: &[u8]) -> Result<Export, BadParams> {
     Ok(Export { dim, eigens: eigens.collect::<Result<_, BadParams>>()? })
 }
 
-fn spectrum(tensors: &SafeTensors, model: &Name, dim: usize) -> Result<Spectrum, BadParams> {
+fn spectrum(tensors: &SafeTensors, model: &ModelName, dim: usize) -> Result<Spectrum, BadParams> {
     let read = |part: &str| {
         let name = format!("{model}/{part}");
         let bad = |problem: &str| BadParams::Tensor { name: name.clone(), problem: problem.to_owned() };
@@ -115,13 +116,14 @@ fn to_bytes(values: impl Iterator<Item = f64>) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::engine::Counts;
+    use crate::event::Name;
     use crate::hpg::spectra::Eigen;
 
     fn view() -> SpaceView {
         let eigen = |lambda: Vec<f64>, vectors: Vec<f64>| Eigen { gamma: lambda.clone(), lambda, vectors };
         SpaceView {
             name: Name::default_space(),
-            models: ["a", "b"].map(|name| Name::try_from(name).unwrap()).to_vec(),
+            models: ["a", "b"].map(|name| ModelName::try_from(name).unwrap()).to_vec(),
             version: 7,
             counts: Counts::default(),
             mean_reward: 0.5,

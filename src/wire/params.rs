@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use thiserror::Error;
 
 use crate::config::{DIM_MAX, MODELS_MAX, Settings};
-use crate::event::Name;
+use crate::event::{ModelName, Name};
 use crate::router::{HEAD_QUERIES_MAX, HeadTable, Params, Policy, Sampling, ScoreForm, uniform};
 
 const FORMAT: &str = "pointsman.params";
@@ -213,8 +213,8 @@ impl Metadata<'_> {
         Err(self.bad(key, format!("{value} is not between {low} and {high}")))
     }
 
-    fn models(&self) -> Result<Vec<Name>, BadParams> {
-        let models: Vec<Name> = self.json("models")?;
+    fn models(&self) -> Result<Vec<ModelName>, BadParams> {
+        let models: Vec<ModelName> = self.json("models")?;
         if !(1..=MODELS_MAX).contains(&models.len()) {
             return Err(self.bad("models", format!("has {} names: must have 1 to {MODELS_MAX}", models.len())));
         }
@@ -263,7 +263,7 @@ impl Tensor {
     }
 }
 
-fn tensors(name: &Name, form: &ScoreForm, dim: usize) -> Vec<Tensor> {
+fn tensors(name: &ModelName, form: &ScoreForm, dim: usize) -> Vec<Tensor> {
     let rank = form.eigenvalues.len();
     [
         ("eigenvalues", vec![rank], &form.eigenvalues[..]),
@@ -329,7 +329,7 @@ fn floats(
     }
 }
 
-fn score_form(tensors: &SafeTensors, name: &Name, dim: usize) -> Result<ScoreForm, BadParams> {
+fn score_form(tensors: &SafeTensors, name: &ModelName, dim: usize) -> Result<ScoreForm, BadParams> {
     let read = |kind: &str, most: f64, expected: &dyn Fn(&[usize]) -> bool| {
         let name = format!("{name}.{kind}");
         let Ok(view) = tensors.tensor(&name) else { return Ok(Vec::new()) };
@@ -363,7 +363,7 @@ mod tests {
     use super::*;
 
     fn params() -> Params {
-        let name = |text: &str| Name::try_from(text).unwrap();
+        let name = |text: &str| ModelName::try_from(text).unwrap();
         let quadratic = ScoreForm {
             eigenvalues: vec![1.5, -0.5],
             eigenvectors: vec![0.6, 0.8, 0.0, 0.8, -0.6, 0.0],
@@ -371,7 +371,7 @@ mod tests {
         };
         let linear = ScoreForm { linear: vec![1.0, 2.0, 3.0], bias: -0.25, ..ScoreForm::default() };
         Params {
-            space: name("shop"),
+            space: Name::try_from("shop").unwrap(),
             epoch: 2,
             version: 1234,
             revision: 3,
@@ -392,7 +392,7 @@ mod tests {
     /// The same with a head table, and with a model whose name resembles its tensors.
     fn params_with_head() -> Params {
         let mut params = params();
-        params.models[2] = Name::try_from("head").unwrap();
+        params.models[2] = ModelName::try_from("head").unwrap();
         params.policy.scores[2].bias = 0.5;
         let corrections = vec![0.5, -0.25, 0.0, 1.0, 2.0, -3.0];
         params.policy.head = HeadTable::new(3, vec![7, u64::MAX], corrections).unwrap();
@@ -460,7 +460,7 @@ mod tests {
         }
         // More models than the corrections have columns.
         let mut wider = params_with_head();
-        wider.models.push(Name::try_from("more").unwrap());
+        wider.models.push(ModelName::try_from("more").unwrap());
         wider.policy.scores.push(ScoreForm::default());
         wider.policy.floor_distribution = uniform(4);
         wider.policy.head = HeadTable::new(4, vec![7], vec![0.0; 4]).unwrap();

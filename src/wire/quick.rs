@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::scan::Scanner;
 use crate::config::Fields;
-use crate::event::Name;
+use crate::event::{ModelName, Name};
 
 /// A field of an event.
 #[derive(Debug, Clone, Copy)]
@@ -53,13 +53,13 @@ pub struct Found {
     /// The query, whatever its numbers.
     pub query: Option<Vec<f32>>,
     /// The model.
-    pub model: Option<Name>,
+    pub model: Option<ModelName>,
     /// The distribution by model, in the order of their names, whatever its numbers.
-    pub propensities: Option<Vec<(Name, f64)>>,
+    pub propensities: Option<Vec<(ModelName, f64)>>,
     /// The propensity of the chosen model.
     pub propensity: Option<f64>,
     /// As the propensities.
-    pub policy: Option<Vec<(Name, f64)>>,
+    pub policy: Option<Vec<(ModelName, f64)>>,
     /// The reward.
     pub reward: Option<f64>,
     /// The reward's id: any string.
@@ -169,8 +169,8 @@ impl Field {
     }
 }
 
-fn name(scanner: &mut Scanner<'_>) -> Option<Name> {
-    Name::try_from(&*scanner.string()?).ok()
+fn name<N: for<'a> TryFrom<&'a str>>(scanner: &mut Scanner<'_>) -> Option<N> {
+    N::try_from(&*scanner.string()?).ok()
 }
 
 fn vector(scanner: &mut Scanner<'_>) -> Option<Vec<f32>> {
@@ -197,10 +197,10 @@ fn from_base64(text: &[u8]) -> Option<Vec<f32>> {
     Some(vector)
 }
 
-fn distribution(scanner: &mut Scanner<'_>) -> Option<Vec<(Name, f64)>> {
+fn distribution(scanner: &mut Scanner<'_>) -> Option<Vec<(ModelName, f64)>> {
     let mut all = Vec::new();
     scanner.object(|scanner, model| {
-        all.push((Name::try_from(model).ok()?, scanner.number()?));
+        all.push((ModelName::try_from(model).ok()?, scanner.number()?));
         Some(())
     })?;
     if !all.is_sorted_by(|a, b| a.0 < b.0) {
@@ -354,7 +354,7 @@ mod tests {
         let nested = Fields { query: "/data/vector".to_owned(), model: "/data/model".to_owned(), ..fields };
         let text = br#"{"data":{"model":"bge","vector":"AABAQAAAgMA=","more":[]}}"#;
         let found = Plan::of_queries(&nested).unwrap().read(text).unwrap();
-        assert_eq!((found.query, found.model), (Some(vec![3.0, -4.0]), Name::try_from("bge").ok()));
+        assert_eq!((found.query, found.model), (Some(vec![3.0, -4.0]), ModelName::try_from("bge").ok()));
         let within = Fields { model: "/data".to_owned(), ..nested };
         assert!(Plan::of_queries(&within).is_none());
     }

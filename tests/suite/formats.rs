@@ -12,7 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use pointsman::config::{Algorithm, Config, Estimator, FeatureKind, Guard, LearnerConfig, Mode, Settings};
 use pointsman::engine::{Counts, Engine, Input, Side};
-use pointsman::event::{Example, Name, Query};
+use pointsman::event::{Example, ModelName, Name, Query};
 use pointsman::event_time::EventTime;
 use pointsman::learner::Trainer;
 use pointsman::merge::{MergeState, Position};
@@ -530,7 +530,7 @@ fn routing_parameters() {
         epoch: 2,
         version: 1234,
         revision: 3,
-        models: vec![name("bge"), name("mini.lm")],
+        models: ["bge", "mini.lm"].map(|name| ModelName::try_from(name).unwrap()).to_vec(),
         dim: 3,
         created_ms: 1_731_700_000_000,
         algorithm: "hpg".to_owned(),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pointsman::config::{Algorithm, Guard, LearnerConfig};
 use pointsman::evaluate::worth::{Floor, Outlook, Scratch, Worth, WorthSpec};
-use pointsman::event::{Example, Name, Query};
+use pointsman::event::{Example, ModelName, Query};
 use pointsman::learner::Trainer;
 use pointsman::simulate::World;
 use pointsman::simulate::dataset::{DatasetSpec, DatasetWorld};
@@ -88,7 +88,7 @@ fn unrelated(queries: usize, seed: u64) -> Dataset {
     };
     Dataset {
         dim: DIM,
-        models: (0..MODELS).map(|m| Name::try_from(format!("model-{m}")).unwrap()).collect(),
+        models: (0..MODELS).map(|m| ModelName::try_from(format!("model-{m}")).unwrap()).collect(),
         queries: (0..queries)
             .flat_map(|_| draws.draw().as_slice().iter().map(|x| *x as f32).collect::<Vec<_>>())
             .collect(),

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use pointsman::event::Name;
+use pointsman::event::{ModelName, Name};
 use pointsman::router::{HeadTable, Params, Policy, Sampling, ScoreForm, uniform};
 use pointsman::wire::params;
 use serde_json::{Value, json};
@@ -61,7 +61,9 @@ fn made(sampling: Sampling, floor: f64) -> Params {
         epoch: 0,
         version: 41,
         revision: 1,
-        models: ["quadratic", "linear", "constant", "all", "nothing"].map(name).to_vec(),
+        models: ["quadratic", "linear", "constant", "all", "nothing"]
+            .map(|name| ModelName::try_from(name).unwrap())
+            .to_vec(),
         dim: 4,
         created_ms: 951_782_400_000,
         algorithm: "log-quadratic".to_owned(),

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use pointsman::event::{Name, Query};
+use pointsman::event::{ModelName, Name, Query};
 use pointsman::query_key::QueryKey;
 use pointsman::router::{ALWAYS, Compiled, DrawKey, HeadTable, Params, Policy, Router, Sampling, ScoreForm, uniform};
 use pointsman::wire::params;
@@ -76,7 +76,7 @@ fn check_vectors(vectors: &[u8]) -> Vec<(Params, Vec<Vec<f32>>)> {
     let check = |case: &Case| {
         let params = params::decode(&STANDARD.decode(&case.params).unwrap()).expect(&case.name);
         assert_eq!((params.space.as_str(), params.dim), (case.space.as_str(), case.dim), "{}", case.name);
-        assert!(params.models.iter().map(Name::as_str).eq(&case.models), "{}", case.name);
+        assert!(params.models.iter().map(ModelName::as_str).eq(&case.models), "{}", case.name);
         assert!(case.requests.len() >= 8, "{}", case.name);
         let key = STANDARD.decode(&case.key).unwrap();
         for expected in &case.requests {
@@ -236,7 +236,7 @@ fn case(random: &mut Random, i: usize, name: &str, dim: usize, policy: Policy, k
         epoch: i as u64 % 3,
         version: 1000 + i as u64,
         revision: i as u64 % 2,
-        models: names[..policy.scores.len()].iter().map(|&name| Name::try_from(name).unwrap()).collect(),
+        models: names[..policy.scores.len()].iter().map(|&name| ModelName::try_from(name).unwrap()).collect(),
         dim,
         created_ms: 1_731_700_000_000,
         algorithm: "hpg".to_owned(),
@@ -260,7 +260,7 @@ fn case(random: &mut Random, i: usize, name: &str, dim: usize, policy: Policy, k
     Case {
         name: name.to_owned(),
         space: params.space.to_string(),
-        models: params.models.iter().map(Name::to_string).collect(),
+        models: params.models.iter().map(ModelName::to_string).collect(),
         dim,
         key: STANDARD.encode(key),
         params: STANDARD.encode(params::encode(&params)),
@@ -334,7 +334,7 @@ fn skewed() -> (Params, Vec<f32>) {
         epoch: 0,
         version: 1,
         revision: 0,
-        models: (0..8).map(|m| Name::try_from(format!("m{m}")).unwrap()).collect(),
+        models: (0..8).map(|m| ModelName::try_from(format!("m{m}")).unwrap()).collect(),
         dim: 4,
         created_ms: 0,
         algorithm: "hpg".to_owned(),

@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 use super::Record;
 use super::clock::{ClockRecord, LargestRecord};
 use super::counts::JoinCountsRecord;
-use crate::event::Name;
+use crate::event::ModelName;
 use crate::wire::envelope::{self, Damaged, Kind};
 
 /// A space without its learner and its requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SpaceRecord {
     /// Names of its models. Requests refer to a model by its index here. Empty while the space has only rewards.
-    pub models: Vec<Name>,
+    pub models: Vec<ModelName>,
     /// Names of removed models, in ascending order. Their events are counted and skipped.
-    pub retired: BTreeSet<Name>,
+    pub retired: BTreeSet<ModelName>,
     /// The join without its requests.
     pub join: JoinRecord,
     /// Events whose timestamp no other event has confirmed yet.
@@ -140,8 +140,8 @@ impl Record for SpaceRecord {
 /// Version 2: without a horizon.
 #[derive(Deserialize)]
 struct SpaceRecordV2 {
-    models: Vec<Name>,
-    retired: BTreeSet<Name>,
+    models: Vec<ModelName>,
+    retired: BTreeSet<ModelName>,
     join: JoinRecordV2,
     probation: ProbationRecord,
 }
@@ -166,8 +166,8 @@ impl From<SpaceRecordV2> for SpaceRecord {
 /// Version 1: the time was the largest timestamp, and nothing was on probation.
 #[derive(Deserialize)]
 struct SpaceRecordV1 {
-    models: Vec<Name>,
-    retired: BTreeSet<Name>,
+    models: Vec<ModelName>,
+    retired: BTreeSet<ModelName>,
     join: JoinRecordV1,
 }
 

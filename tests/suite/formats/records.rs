@@ -6,7 +6,7 @@ use std::fs;
 
 use pointsman::config::{Algorithm, Config, FeatureKind, LearnerConfig, Settings};
 use pointsman::engine::{Engine, Input, Side, is_of_lane, space_of};
-use pointsman::event::Name;
+use pointsman::event::{ModelName, Name};
 use pointsman::snapshot::{Audit, LaneHead, Publication, SharedHead, fingerprint};
 use pointsman::state::backup::{Backup, LaneBackup};
 use pointsman::state::{LaneStore, Retention};
@@ -30,6 +30,10 @@ use proptest::prelude::*;
 use super::{full_lane, full_settings, golden, golden_dir, records_of};
 
 const CHANGED: &str = "the format changed: raise VERSION and keep the old file";
+
+fn model(text: &str) -> ModelName {
+    ModelName::try_from(text).unwrap()
+}
 
 fn name(text: &str) -> Name {
     Name::try_from(text).unwrap()
@@ -66,8 +70,8 @@ fn counts() -> JoinCountsRecord {
 /// A space in which everything is present.
 fn space() -> SpaceRecord {
     SpaceRecord {
-        models: vec![name("bge"), name("mini.lm")],
-        retired: [name("old-1"), name("old-2")].into(),
+        models: vec![model("bge"), model("mini.lm")],
+        retired: [model("old-1"), model("old-2")].into(),
         join: JoinRecord {
             spec: JoinSpecRecord {
                 window_ms: 600_000,

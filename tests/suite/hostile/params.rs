@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use pointsman::event::Name;
+use pointsman::event::{ModelName, Name};
 use pointsman::router::{HeadTable, Params, Policy, ScoreForm};
 use pointsman::wire::params::{STAMP_MAX, decode, encode};
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ fn params(version: u64) -> Params {
         epoch: 0,
         version,
         revision: 0,
-        models: ["a", "b"].map(|name| Name::try_from(name).unwrap()).to_vec(),
+        models: ["a", "b"].map(|name| ModelName::try_from(name).unwrap()).to_vec(),
         dim: 3,
         created_ms: 1_731_700_000_000,
         algorithm: "hpg".to_owned(),
@@ -80,7 +80,7 @@ fn bad_parameters_are_rejected_and_the_next_good_ones_used() {
     huge.policy.scores[0] =
         ScoreForm { eigenvalues: vec![3e38, -3e38], eigenvectors: vec![3e38; 6], ..ScoreForm::default() };
     let mut unconfigured = newer.clone();
-    unconfigured.models[1] = Name::try_from("evil").unwrap();
+    unconfigured.models[1] = ModelName::try_from("evil").unwrap();
     let mut corrected = newer.clone();
     corrected.policy.head = HeadTable::new(2, vec![1, 2], vec![0.0; 4]).unwrap();
     let mut infinite = newer.clone();

@@ -24,6 +24,7 @@ HEAD_KEYS = ".head.keys"
 HEAD_CORRECTIONS = ".head.corrections"
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_:@+-][A-Za-z0-9._:/@+-]{0,127}", re.ASCII)
 _F32 = np.dtype("<f4")
 # Not every version of the library has type annotations.
 _deserialize: Any = safetensors.deserialize
@@ -160,7 +161,7 @@ class _Metadata:
         if not isinstance(names, list) or not names:
             raise self.bad(key, "must list at least one model")
         for i, name in enumerate(names):
-            if not isinstance(name, str) or not _NAME.fullmatch(name):
+            if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
                 raise self.bad(key, f"{name!r} is not a name")
             if name in names[:i]:
                 raise self.bad(key, f"{name} is listed twice")
