@@ -39,6 +39,8 @@ pub struct Config {
     pub learner: LearnerConfig,
     /// Overrides of `[learner]` keys for single spaces, by space name.
     pub spaces: BTreeMap<String, serde_json::Map<String, serde_json::Value>>,
+    /// The logs that commands read when none are named.
+    pub logs: LogsConfig,
     /// How events are parsed.
     pub events: EventsConfig,
     /// How queries and rewards are joined.
@@ -85,6 +87,18 @@ impl RuntimeConfig {
 
 /// Limit on the threads that learn.
 const WORKERS_MAX: usize = 1024;
+
+/// `[logs]`, as written: what `doctor`, `replay` and `evaluate` read when no files are given.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogsConfig {
+    /// Logs of query events.
+    pub queries: Vec<PathBuf>,
+    /// Logs of reward events.
+    pub rewards: Vec<PathBuf>,
+    /// Logs with a query, its model and its reward in each row.
+    pub examples: Vec<PathBuf>,
+}
 
 /// `[log]`, as written.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -401,8 +415,41 @@ pub struct EventsConfig {
     pub on_full: OnFull,
     /// Capacity of that queue, in events.
     pub queue_max: usize,
+    /// Unit of times that are numbers.
+    pub time_unit: TimeUnit,
     /// Where the fields of an event are.
     pub fields: Fields,
+    /// The same for query events only, where it differs.
+    pub query_fields: FieldOverrides,
+    /// The same for reward events only, where it differs.
+    pub reward_fields: FieldOverrides,
+}
+
+/// `events.time_unit`
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TimeUnit {
+    /// Seconds, with decimals if need be.
+    S,
+    /// Milliseconds.
+    #[default]
+    Ms,
+    /// Microseconds.
+    Us,
+    /// Nanoseconds.
+    Ns,
+}
+
+impl TimeUnit {
+    /// A whole number of this unit in milliseconds, rounded down; none if it is out of range.
+    pub fn to_ms(self, number: i64) -> Option<i64> {
+        match self {
+            Self::S => number.checked_mul(1000),
+            Self::Ms => Some(number),
+            Self::Us => Some(number.div_euclid(1000)),
+            Self::Ns => Some(number.div_euclid(1_000_000)),
+        }
+    }
 }
 
 /// `events.on_full`
@@ -422,7 +469,10 @@ impl Default for EventsConfig {
             dead_letters_bytes_max: dead_letters_bytes_max(),
             on_full: OnFull::Reject,
             queue_max: 10_000,
+            time_unit: TimeUnit::Ms,
             fields: Fields::default(),
+            query_fields: FieldOverrides::default(),
+            reward_fields: FieldOverrides::default(),
         }
     }
 }
@@ -431,39 +481,44 @@ fn dead_letters_bytes_max() -> u64 {
     64 << 20
 }
 
-/// `[events.fields]`: JSON pointers to the fields of events.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "each is the location of the field of that name")]
-pub struct Fields {
-    pub request_id: String,
-    pub space: String,
-    pub ts_ms: String,
-    pub query: String,
-    pub model: String,
-    pub propensities: String,
-    pub propensity: String,
-    pub policy: String,
-    pub reward: String,
-    pub event_id: String,
-}
-
-impl Default for Fields {
-    fn default() -> Self {
-        Self {
-            request_id: "/request_id".to_owned(),
-            space: "/space".to_owned(),
-            ts_ms: "/ts_ms".to_owned(),
-            query: "/query".to_owned(),
-            model: "/model".to_owned(),
-            propensities: "/propensities".to_owned(),
-            propensity: "/propensity".to_owned(),
-            policy: "/policy".to_owned(),
-            reward: "/reward".to_owned(),
-            event_id: "/event_id".to_owned(),
+macro_rules! event_fields {
+    ($($field:ident),*) => {
+        /// `[events.fields]`: JSON pointers to the fields of events.
+        #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        #[expect(missing_docs, reason = "each is the location of the field of that name")]
+        pub struct Fields {
+            $(pub $field: String,)*
         }
-    }
+
+        impl Default for Fields {
+            fn default() -> Self {
+                Self { $($field: concat!("/", stringify!($field)).to_owned(),)* }
+            }
+        }
+
+        impl Fields {
+            /// Every field with its location.
+            pub fn all(&self) -> Vec<(&'static str, &str)> {
+                vec![$((stringify!($field), self.$field.as_str()),)*]
+            }
+
+            /// These fields, where none is set in `overrides`.
+            pub fn with(&self, overrides: &FieldOverrides) -> Self {
+                Self { $($field: overrides.$field.as_ref().unwrap_or(&self.$field).clone(),)* }
+            }
+        }
+
+        /// `[events.query_fields]` and `[events.reward_fields]`: the fields of one kind of event, where they differ.
+        #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        #[expect(missing_docs, reason = "each is the location of the field of that name")]
+        pub struct FieldOverrides {
+            $(#[serde(skip_serializing_if = "Option::is_none")] pub $field: Option<String>,)*
+        }
+    };
 }
+event_fields!(request_id, space, ts_ms, query, model, propensities, propensity, policy, reward, event_id);
 
 /// `[join]`, as written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -529,11 +584,13 @@ pub struct RewardConfig {
     pub range: [f64; 2],
     /// What happens to rewards outside the range.
     pub out_of_range: OutOfRange,
+    /// Rewards that are words: word -> reward.
+    pub values: BTreeMap<String, f64>,
 }
 
 impl Default for RewardConfig {
     fn default() -> Self {
-        Self { range: [0.0, 1.0], out_of_range: OutOfRange::Clip }
+        Self { range: [0.0, 1.0], out_of_range: OutOfRange::Clip, values: BTreeMap::new() }
     }
 }
 
@@ -603,6 +660,8 @@ pub struct LearnerConfig {
     pub baseline: Option<Baseline>,
     /// What is assumed of events without propensities.
     pub missing_propensities: MissingPropensities,
+    /// The split of an experiment, for events without propensities: model -> probability.
+    pub declared_propensities: BTreeMap<String, f64>,
     /// Share of uniform exploration mixed into the policy.
     pub exploration_floor: f64,
     /// Evaluate the policy on every nth example; 0 = never.
@@ -671,6 +730,7 @@ impl Default for LearnerConfig {
             weight_cap: 10.0,
             baseline: None,
             missing_propensities: MissingPropensities::Reject,
+            declared_propensities: BTreeMap::new(),
             exploration_floor: 0.0,
             evaluate_every: worth.every,
             evaluate_window: worth.window,
@@ -855,6 +915,12 @@ impl Settings {
         self.join.window_ms
     }
 
+    /// Whether events without propensities are malformed in every space.
+    pub fn requires_propensities(&self) -> bool {
+        let mut specs = std::iter::once(&self.learner).chain(self.spaces.values());
+        self.missing_propensities == MissingPropensities::Reject && specs.all(|spec| spec.declared.is_none())
+    }
+
     /// The learner of a space.
     pub fn space(&self, name: &Name) -> &Spec {
         self.spaces.get(name).unwrap_or(&self.learner)
@@ -885,8 +951,24 @@ pub struct EventsSpec {
     /// Bytes of dead letters that a lane records before it samples them. Older snapshots lack it.
     #[serde(default = "dead_letters_bytes_max")]
     pub dead_letters_bytes_max: u64,
-    /// Valid JSON pointers.
+    /// Unit of times that are numbers.
+    #[serde(default)]
+    pub time_unit: TimeUnit,
+    /// Where the fields of query events are: valid JSON pointers.
     pub fields: Fields,
+    /// Where those of reward events are, if that is elsewhere.
+    #[serde(default)]
+    pub reward_fields: Option<Fields>,
+    /// Rewards that are words.
+    #[serde(default)]
+    pub reward_values: BTreeMap<String, f64>,
+}
+
+impl EventsSpec {
+    /// Where the fields of reward events are.
+    pub fn reward_fields(&self) -> &Fields {
+        self.reward_fields.as_ref().unwrap_or(&self.fields)
+    }
 }
 
 /// The reward scale, validated.
@@ -927,6 +1009,9 @@ pub struct Spec {
     pub batch: usize,
     /// Half-life of the learned parameters, in examples.
     pub half_life: Option<f64>,
+    /// The distribution that models of events without propensities were drawn from, if it is declared.
+    #[serde(default)]
+    pub declared: Option<Vec<f64>>,
     /// Share of uniform exploration.
     pub exploration_floor: f64,
     /// How the policy value is estimated, and the guard that depends on it.
@@ -1056,7 +1141,7 @@ impl Config {
             only_listed: self.learner.spaces == Spaces::Listed,
             spaces_max: self.learner.spaces_max,
             missing_propensities: self.learner.missing_propensities,
-            events: self.events.check()?,
+            events: self.events.check(&self.reward)?,
             reward: self.reward.check()?,
             join: self.join.check()?,
             reorder_ms: self.join.reorder_ms,
@@ -1084,30 +1169,33 @@ impl Config {
 }
 
 impl EventsConfig {
-    /// Checks `[events]`.
-    pub fn check(&self) -> Result<EventsSpec, BadSetting> {
+    /// Checks `[events]`, and which rewards are words.
+    pub fn check(&self, reward: &RewardConfig) -> Result<EventsSpec, BadSetting> {
         within("events.bytes_max", self.bytes_max, 64, 1 << 30)?;
-        let f = &self.fields;
-        let pointers = [
-            ("events.fields.request_id", &f.request_id),
-            ("events.fields.space", &f.space),
-            ("events.fields.ts_ms", &f.ts_ms),
-            ("events.fields.query", &f.query),
-            ("events.fields.model", &f.model),
-            ("events.fields.propensities", &f.propensities),
-            ("events.fields.propensity", &f.propensity),
-            ("events.fields.policy", &f.policy),
-            ("events.fields.reward", &f.reward),
-            ("events.fields.event_id", &f.event_id),
-        ];
-        match pointers.into_iter().find(|(_, pointer)| !pointer.starts_with('/')) {
-            Some((key, pointer)) => Err(bad(key, pointer, "must be a JSON pointer, such as /meta/id")),
-            None => Ok(EventsSpec {
-                bytes_max: self.bytes_max,
-                dead_letters_bytes_max: self.dead_letters_bytes_max,
-                fields: self.fields.clone(),
-            }),
-        }
+        let fields = |section: &'static str, overrides: &FieldOverrides| {
+            let fields = self.fields.with(overrides);
+            match fields.all().into_iter().find(|(_, pointer)| !pointer.starts_with('/')) {
+                Some((field, pointer)) => {
+                    // Where it is not overridden the shared field is wrong.
+                    let is_shared = self.fields.all().contains(&(field, pointer));
+                    let section = if is_shared { "fields" } else { section };
+                    let key = format!("events.{section}.{field}");
+                    let problem = format!("{key} = {pointer}: must be a JSON pointer, such as /meta/id");
+                    Err(BadSetting { key, problem })
+                }
+                None => Ok(fields),
+            }
+        };
+        let (queries, rewards) =
+            (fields("query_fields", &self.query_fields)?, fields("reward_fields", &self.reward_fields)?);
+        Ok(EventsSpec {
+            bytes_max: self.bytes_max,
+            dead_letters_bytes_max: self.dead_letters_bytes_max,
+            time_unit: self.time_unit,
+            reward_values: reward.values.clone(),
+            reward_fields: (rewards != queries).then_some(rewards),
+            fields: queries,
+        })
     }
 }
 
@@ -1117,6 +1205,10 @@ impl RewardConfig {
         let [low, high] = self.range;
         if !(low < high && (high - low).is_finite()) {
             return Err(bad("reward.range", format!("[{low}, {high}]"), "must be two finite numbers, the lower first"));
+        }
+        if let Some((word, value)) = self.values.iter().find(|(_, value)| !value.is_finite()) {
+            let key = format!("reward.values.{word}");
+            return Err(BadSetting { problem: format!("{key} = {value}: must be a finite number"), key });
         }
         Ok(RewardSpec { low, high, reject: self.out_of_range == OutOfRange::Reject })
     }
@@ -1210,6 +1302,7 @@ impl LearnerConfig {
         Ok(Spec {
             dim: self.dim,
             retired: self.check_retired(&models)?,
+            declared: self.check_declared(&models)?,
             models,
             method,
             batch,
@@ -1289,6 +1382,24 @@ impl LearnerConfig {
         match models.iter().find(|model| retired.contains(model)) {
             Some(model) => Err(rejected(format!("{model} is also in learner.models: remove it from one of them"))),
             None => Ok(retired),
+        }
+    }
+
+    fn check_declared(&self, models: &[ModelName]) -> Result<Option<Vec<f64>>, BadSetting> {
+        let declared = &self.declared_propensities;
+        let rejected = |allowed: &str| bad("learner.declared_propensities", format!("{declared:?}"), allowed);
+        if declared.is_empty() {
+            return Ok(None);
+        }
+        if let Some(unknown) = declared.keys().find(|name| models.iter().all(|model| model.as_str() != name.as_str())) {
+            return Err(rejected(&format!("{unknown} must be one of learner.models: {}", self.models.join(", "))));
+        }
+        let probability = |model: &ModelName| declared.get(model.as_str()).copied().unwrap_or(0.0);
+        let declared: Vec<f64> = models.iter().map(probability).collect();
+        let is_distribution = declared.iter().all(|p| (0.0..=1.0).contains(p));
+        match is_distribution && (declared.iter().sum::<f64>() - 1.0).abs() <= 1e-6 {
+            true => Ok(Some(declared)),
+            false => Err(rejected("must be probabilities between 0 and 1 that sum to 1")),
         }
     }
 

@@ -100,6 +100,16 @@ impl Input {
         Self { side, bytes, event: Err(bad), after_ms: None }
     }
 
+    /// The event, as it was read.
+    pub fn content(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Why it is malformed, if it is.
+    pub fn problem(&self) -> Option<&Bad> {
+        self.event.as_ref().err()
+    }
+
     /// Size of the event, as it was read.
     pub fn bytes(&self) -> usize {
         self.bytes.len()
@@ -832,7 +842,15 @@ impl Engine {
     fn query(&mut self, event: QueryEvent, observes: bool, effects: &mut Effects) -> Result<(), Bad> {
         let QueryEvent { request_id, space, ts_ms, query, model, propensities, policy } = event;
         let retired = self.spaces.get(&space).map_or(&NONE_RETIRED, |space| &space.retired);
-        let decision = decide(self.settings.space(&space), retired, query, &model, propensities, policy)?;
+        let decision = decide(
+            self.settings.space(&space),
+            retired,
+            query,
+            &model,
+            propensities,
+            policy,
+            self.settings.missing_propensities,
+        )?;
         self.admit(&space, &mut effects.evicted)?;
         let observed = observes.then_some(ts_ms);
         self.within(&space, observed, &mut effects.applied, |joiner, joined| match decision {
@@ -1260,6 +1278,7 @@ fn decide(
     model: &ModelName,
     propensities: Propensities,
     policy: Option<Vec<(ModelName, f64)>>,
+    missing: MissingPropensities,
 ) -> Result<Option<Decision>, Bad> {
     if query.len() != spec.dim {
         return Err(Bad::WrongDimension { found: query.len(), expected: spec.dim });
@@ -1282,8 +1301,18 @@ fn decide(
     let propensities = match propensities {
         Propensities::Full(entries) if impossible(&entries) => return Err(Bad::ImpossibleChoice(model.clone())),
         Propensities::Full(entries) => Known::Full(spread(entries)?),
+        Propensities::Chosen(_) if policy.is_none() && missing == MissingPropensities::Reject => {
+            return Err(Bad::MissingPropensities);
+        }
         Propensities::Chosen(p) => Known::Chosen(p),
-        Propensities::Unknown => Known::Nothing,
+        Propensities::Unknown => match &spec.declared {
+            Some(declared) if chosen.is_some_and(|chosen| declared[chosen] <= 0.0) => {
+                return Err(Bad::ImpossibleChoice(model.clone()));
+            }
+            Some(declared) => Known::Full(declared.clone()),
+            None if missing == MissingPropensities::Reject => return Err(Bad::MissingPropensities),
+            None => Known::Nothing,
+        },
     };
     let policy = policy.map(spread).transpose()?;
     Ok(chosen.map(|chosen| Decision {

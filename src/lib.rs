@@ -22,6 +22,7 @@
 //! - [`query_key`]: keys of queries, computed alike in every language.
 //! - [`router`]: parameters and a query in, a distribution over models out.
 //! - [`wire`]: versioned formats of events, parameters and snapshots.
+//! - [`inspect`]: recognises the layout of logs that were written for something else.
 //! - [`simulate`]: simulated worlds with known rewards, and traffic in them.
 //! - [`evaluate`]: policy value, with known rewards and off-policy from logs.
 //!
@@ -86,6 +87,7 @@ pub mod files;
 pub mod hpg;
 #[cfg(feature = "daemon")]
 pub mod http;
+pub mod inspect;
 pub mod joiner;
 pub mod learner;
 pub mod merge;

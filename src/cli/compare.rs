@@ -10,6 +10,7 @@ use super::contestants::{Contestant, contestants};
 use super::evaluate::{self, Shown};
 use super::examples::LogArgs;
 use super::figures::{mean_and_deviation, percent, spread};
+use super::logs::LogFiles;
 use super::output::{outln, width};
 use super::progress::{Progress, Unit};
 use super::world::{WorldArgs, exponent, positive, share};
@@ -30,7 +31,7 @@ use crate::wire::dataset::Dataset;
 /// random numbers, over several runs. The expected rewards are known, so the result is exact: "gap closed" is 0% for always
 /// using the best single model and 100% for always using the best model of each query.
 ///
-/// On a log (--log-queries, --log-rewards) the rewards of other decisions are unknown. Each example is evaluated off-policy,
+/// On a log (--log-queries and --log-rewards, or --examples) the rewards of other decisions are unknown. Each example is evaluated off-policy,
 /// by importance weights, before the algorithm learns from it. See `pointsman evaluate`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -59,7 +60,7 @@ pub struct Args {
     world: WorldArgs,
     /// Use a data set instead of simulated traffic: a directory with routing.safetensors, or the file itself (see `gap
     /// --help`); queries are drawn evenly, with replacement (but see --zipf and --new)
-    #[arg(long, value_name = "DIR|FILE", conflicts_with_all = ["queries_log", "rewards_log"])]
+    #[arg(long, value_name = "DIR|FILE", conflicts_with_all = ["queries_log", "rewards_log", "examples_log"])]
     data: Option<PathBuf>,
     /// With --data: hold out half of the queries and evaluate the learned policy on them at the end
     #[arg(long, requires = "data")]
@@ -89,12 +90,15 @@ pub struct Args {
     /// Round at which the models change abruptly
     #[arg(long, value_name = "ROUND")]
     switch_at: Option<u64>,
-    /// Compare by off-policy evaluation on this log: query events (.jsonl, .jsonl.gz, .jsonl.zst)
+    /// Compare by off-policy evaluation on this log: query events, in .jsonl, .csv or .parquet
     #[arg(long = "log-queries", num_args = 1.., value_name = "FILE", requires = "rewards_log")]
     queries_log: Vec<PathBuf>,
     /// Reward events of the log
     #[arg(long = "log-rewards", num_args = 1.., value_name = "FILE", requires = "queries_log")]
     rewards_log: Vec<PathBuf>,
+    /// Compare by off-policy evaluation on this log, which has a query, its model and its reward in each row
+    #[arg(long = "examples", num_args = 1.., value_name = "FILE", conflicts_with = "data")]
+    examples_log: Vec<PathBuf>,
     /// Space to evaluate in the log
     #[arg(long, default_value = "default")]
     space: String,
@@ -158,9 +162,10 @@ const UNSEEN_DRAWS: usize = 5000;
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     config.check().map_err(|e| Failure::Usage(e.into()))?;
-    if !args.queries_log.is_empty() {
-        let (queries, rewards) = (args.queries_log.clone(), args.rewards_log.clone());
-        let log = LogArgs { queries, rewards, space: args.space.clone() };
+    let (queries, rewards) = (args.queries_log.clone(), args.rewards_log.clone());
+    let files = LogFiles { queries, rewards, examples: args.examples_log.clone() };
+    if !files.is_empty() {
+        let log = LogArgs { files, space: args.space.clone() };
         let shown = Shown { csv: args.csv.clone(), png: args.png.clone(), json: args.json, ..Shown::default() };
         return evaluate::on_log(&log, &args.algorithms, &[], config, &shown);
     }

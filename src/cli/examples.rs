@@ -1,13 +1,13 @@
 //! The examples of one space in a log, in learning order.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, anyhow};
 
+use super::Failure;
+use super::logs::LogFiles;
 use super::progress::{Progress, Unit};
-use super::{Failure, replay};
 use crate::config::{Config, LearnerConfig, Method};
 use crate::engine::{Applied, Engine};
 use crate::event::{Example, Name};
@@ -16,12 +16,8 @@ use crate::merge::{Merge, MergeState, Next};
 /// A log and a space in it.
 #[derive(Debug, clap::Args)]
 pub struct LogArgs {
-    /// Logs of query events (.jsonl, .jsonl.gz, .jsonl.zst)
-    #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
-    pub queries: Vec<PathBuf>,
-    /// Logs of reward events
-    #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
-    pub rewards: Vec<PathBuf>,
+    #[command(flatten)]
+    pub files: LogFiles,
     /// Space to evaluate in the log
     #[arg(long, default_value = "default")]
     pub space: String,
@@ -52,13 +48,14 @@ impl LogArgs {
         mut show: impl FnMut(&Example) -> anyhow::Result<()>,
     ) -> Result<u64, Failure> {
         let space = self.space()?;
+        let files = self.files.or_configured(config)?;
         let mut settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
         // Only the join of the engine is needed; it does not have to learn.
         settings.learner.method = Method::Uniform;
         settings.spaces.values_mut().for_each(|spec| spec.method = Method::Uniform);
         let state = MergeState::default();
         let (mut merge, bytes_read) = (Merge::new(settings.reorder_ms, &state), Arc::new(AtomicU64::new(0)));
-        let total = replay::add_logs(&self.queries, &self.rewards, &settings, &mut merge, &state, &bytes_read)?;
+        let total = files.add_to(&mut merge, &settings, &state, &bytes_read)?;
         let mut engine = Engine::new(settings);
         engine.show_examples();
         let progress = Progress::new(doing, total, Unit::Bytes);

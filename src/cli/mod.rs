@@ -9,6 +9,7 @@ mod compare;
 mod contestants;
 mod dataset;
 mod demo;
+mod doctor;
 mod dump;
 mod evaluate;
 mod examples;
@@ -16,8 +17,10 @@ mod figures;
 mod gap;
 mod health;
 mod help;
+mod init;
 mod learn;
 mod logging;
+mod logs;
 mod output;
 mod panel;
 mod parallel;
@@ -62,7 +65,7 @@ const AFTER_HELP: &str = "Examples:
   pointsman replay --config shop.toml --queries queries.jsonl --rewards rewards.jsonl
   pointsman learn --config shop.toml
 
-Configuration: built-in defaults, overridden by --config FILE, then by the environment \
+Configuration: built-in defaults, overridden by --config FILE (or pointsman.toml in the working directory), then by the environment \
 (POINTSMAN__LEARNER__ETA=0.3), then by --set learner.eta=0.3. config/default.toml documents every key.
 
 Logs go to standard error; RUST_LOG sets the level (default: info).
@@ -72,7 +75,7 @@ Exit codes: 0 success, 1 failed while running, 2 invalid usage or configuration.
 /// Options of every command.
 #[derive(Debug, Args)]
 struct Common {
-    /// Configuration file (TOML) [default: the built-in defaults]
+    /// Configuration file (TOML) [default: pointsman.toml in the working directory if there is one]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Override a configuration key, e.g. --set learner.eta=0.3; can be repeated
@@ -80,9 +83,18 @@ struct Common {
     set: Vec<String>,
 }
 
+impl Common {
+    fn file(&self) -> Option<&Path> {
+        let present = || Some(Path::new(CONFIG_FILE)).filter(|path| path.is_file());
+        self.config.as_deref().or_else(present)
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
     Demo(Box<demo::Args>),
+    Init(Box<init::Args>),
+    Doctor(doctor::Args),
     Learn(learn::Args),
     Route(route::Args),
     Simulate(Box<simulate::Args>),
@@ -100,6 +112,9 @@ enum Command {
     Completions(help::CompletionsArgs),
     Man(help::ManArgs),
 }
+
+/// The configuration in the working directory, which is read when no other is named.
+const CONFIG_FILE: &str = "pointsman.toml";
 
 /// How a command failed.
 #[derive(Debug)]
@@ -131,8 +146,8 @@ impl Cli {
     pub fn run(self) -> Result<(), Failure> {
         let config = match self.command {
             // Help must work with any configuration.
-            Command::Completions(_) | Command::Man(_) => Config::default(),
-            _ => settings::load(self.common.config.as_deref(), &self.common.set, variables()?)?,
+            Command::Init(_) | Command::Completions(_) | Command::Man(_) => Config::default(),
+            _ => settings::load(self.common.file(), &self.common.set, variables()?)?,
         };
         logging::start(&config.log);
         fatal::make_panics_fatal();
@@ -142,6 +157,8 @@ impl Cli {
         }
         match self.command {
             Command::Demo(args) => demo::run(&args, &config),
+            Command::Init(args) => init::run(&args),
+            Command::Doctor(args) => doctor::run(&args, &config),
             Command::Learn(args) => learn::run(&args, &config),
             Command::Route(args) => route::run(&args, &config),
             Command::Simulate(args) => simulate::run(&args, &config),

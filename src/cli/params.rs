@@ -108,7 +108,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     match &args.command {
         Command::Show(args) => show(args, config)?,
         Command::Score(args) => {
-            let events = config.events.check().map_err(|e| Failure::Usage(e.into()))?;
+            let events = config.events.check(&config.reward).map_err(|e| Failure::Usage(e.into()))?;
             score(args, &events)?;
         }
     }

@@ -6,64 +6,62 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 
 use super::Failure;
+use super::logs::LogFiles;
 use super::output::{outln, width};
 use super::progress::{Progress, Unit};
 use super::summary;
 use crate::config::{Config, Lanes, Settings, StoreConfig};
 use crate::engine::{Applied, Engine, Side, SpaceView};
 use crate::event::Name;
-use crate::merge::{Merge, MergeState};
+use crate::merge::MergeState;
 use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
 use crate::runner::{Keeper, Lane, Places, Retry, Stepped};
 use crate::state::LocalLane;
 use crate::store::{self, Access, DirStore, ONE_LANE, Shared};
-use crate::transport::ahead::{self, Ahead};
 use crate::transport::append::Appender;
-use crate::transport::directory::{base_name, log_name};
-use crate::transport::file::{AtEnd, LogFile, fingerprint};
 use crate::transport::kafka::cluster::Cluster;
 use crate::transport::kafka::consumer::{Ending, Membership, Partition, ReadOptions, Reader};
 use crate::transport::kafka::history::{Mark, Span, Stretch, ends, stretches};
 use crate::transport::kafka::homes::Spread;
 use crate::transport::kafka::positions;
-use crate::transport::params::Files;
+use crate::transport::params::{Files, ParamsDir};
 use crate::transport::{self, Bell, Log};
 use crate::wire::events::Parser;
 
 /// Learn from historical logs, joined and applied in event-time order
 ///
-/// Reads JSON lines files (.jsonl, .jsonl.gz, .jsonl.zst), merged by event time. The same logs and configuration give the same
-/// state, however the logs are split into files; each file must be in order to within join.reorder_ms. With --from-kafka it
-/// reads the Kafka topics of queries and rewards (transport.kafka), up to their present end or --until.
+/// Reads JSON lines, CSV and Parquet files, merged by event time; without files those of section logs of the configuration,
+/// which `pointsman init` writes. The same logs and configuration give the same state, however the logs are split into files;
+/// each file must be in order to within join.reorder_ms. With --from-kafka it reads the Kafka topics of queries and rewards
+/// (transport.kafka), up to their present end or --until.
 ///
 /// At the end it closes all join windows and applies a partial batch, unless --keep-open is given. It prints what happened to
 /// every event, and for each space whether routing pays.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Logs of query events
-    #[arg(long, required_unless_present = "from_kafka", num_args = 1.., value_name = "FILE")]
-    queries: Vec<PathBuf>,
-    /// Logs of reward events
-    #[arg(long, required_unless_present = "from_kafka", num_args = 1.., value_name = "FILE")]
-    rewards: Vec<PathBuf>,
+    #[command(flatten)]
+    files: LogFiles,
     /// Read the Kafka topics of queries and rewards instead of files; commits no offsets
-    #[arg(long, conflicts_with_all = ["queries", "rewards"])]
+    #[arg(long, conflicts_with_all = ["queries", "rewards", "examples"])]
     from_kafka: bool,
     /// Kafka: start at this record time (2026-01-31T12:00:00Z, or milliseconds since 1970), or at offset:123 in every
     /// partition [default: the position in the store, otherwise the oldest message]
-    #[arg(long, value_name = "T", conflicts_with_all = ["queries", "rewards"])]
+    #[arg(long, value_name = "T", conflicts_with_all = ["queries", "rewards", "examples"])]
     since: Option<Mark>,
     /// Kafka: stop before this time or offset, in the same format [default: the present end of the topics]
-    #[arg(long, value_name = "T", conflicts_with_all = ["queries", "rewards"])]
+    #[arg(long, value_name = "T", conflicts_with_all = ["queries", "rewards", "examples"])]
     until: Option<Mark>,
     /// Keep snapshots in this store and resume from them: repeat the command to resume an interrupted replay, or run `learn`
     /// to continue after a replay with --keep-open
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
+    /// Write the routing parameters of every space to this directory, as SPACE.safetensors; created when needed
+    #[arg(long, value_name = "DIR")]
+    params: Option<PathBuf>,
     /// Leave join windows and a partial batch open at the end, to continue later
     #[arg(long)]
     keep_open: bool,
@@ -86,6 +84,7 @@ pub struct Args {
 
 const EXAMPLES: &str = "Examples:
   pointsman replay --config shop.toml --queries logs/q-*.zst --rewards logs/r-*.zst --report out
+  pointsman replay --config shop.toml --examples searches.parquet --params params
   pointsman replay --config shop.toml --from-kafka --since 2026-01-01T00:00:00Z --report out
 
 To learn from the whole topics first and then continue live:
@@ -135,27 +134,35 @@ fn open_lane(store: &StoreConfig, config: &Config) -> anyhow::Result<LocalLane> 
     Ok(LocalLane::new(Shared::new(opened), ONE_LANE, (&config.snapshot).into()).strict())
 }
 
-fn replay(args: &Args, config: &Config, settings: &Settings) -> anyhow::Result<Outcome> {
+fn replay(args: &Args, config: &Config, settings: &Settings) -> Result<Outcome, Failure> {
+    let files = if args.from_kafka { LogFiles::default() } else { args.files.or_configured(config)? };
     let store = args.store.clone().map(|dir| StoreConfig { dir, ..config.store.clone() });
+    let params = args.params.as_deref().map(ParamsDir::new);
     let places = Places {
         store: store.map(|store| open_lane(&store, config)).transpose()?,
         audit: config.audit.path().map(|path| Box::new(Appender::new(&path)) as Box<dyn transport::Lines>),
-        outlet: Box::new(Files { dead_letters: Appender::new(&args.dead_letters), params: None }),
-        published: Vec::new(),
+        outlet: Box::new(Files { dead_letters: Appender::new(&args.dead_letters), params: params.clone() }),
+        published: params.map_or_else(Vec::new, |params| params.published()),
         facts: Arc::default(),
         retry: Retry::never(),
     };
     if args.from_kafka {
-        replay_topics(args, config, settings, places)
+        Ok(replay_topics(args, config, settings, places)?)
     } else {
-        replay_files(args, config, settings, places)
+        Ok(replay_files(args, &files, config, settings, places)?)
     }
 }
 
-fn replay_files(args: &Args, config: &Config, settings: &Settings, places: StorePlaces) -> anyhow::Result<Outcome> {
+fn replay_files(
+    args: &Args,
+    files: &LogFiles,
+    config: &Config,
+    settings: &Settings,
+    places: StorePlaces,
+) -> anyhow::Result<Outcome> {
     let bytes_read = Arc::new(AtomicU64::new(0));
     let (mut lane, state) = Lane::open(settings, &config.snapshot, places, Keeper::start)?;
-    let total = add_logs(&args.queries, &args.rewards, settings, &mut lane.merge, &state, &bytes_read)?;
+    let total = files.add_to(&mut lane.merge, settings, &state, &bytes_read)?;
     lane.begin(state)?;
     // Complete files never have to be waited for.
     drive(args, lane, (total, Unit::Bytes), |_| bytes_read.load(Ordering::Relaxed), || ())
@@ -243,39 +250,6 @@ fn drive<S: Log>(
     }
     lane.finish()?;
     Ok(Outcome { out_of_order: lane.merge.out_of_order(), engine: lane.engine, trends })
-}
-
-/// Adds all logs, each at its position in the state; returns their total size.
-pub fn add_logs(
-    queries: &[PathBuf],
-    rewards: &[PathBuf],
-    settings: &Settings,
-    merge: &mut Merge<Ahead>,
-    state: &MergeState,
-    bytes_read: &Arc<AtomicU64>,
-) -> anyhow::Result<u64> {
-    let parser = Arc::new(Parser::new(settings));
-    let reader = ahead::Reader::start()?;
-    let queries = queries.iter().map(|path| (path, Side::Query));
-    let mut names = BTreeMap::<String, u32>::new();
-    let mut total = 0;
-    for (path, side) in queries.chain(rewards.iter().map(|path| (path, Side::Reward))) {
-        let cannot = || format!("cannot read {}", path.display());
-        total += std::fs::metadata(path).with_context(cannot)?.len();
-        let Some(print) = fingerprint(path, AtEnd::Complete).with_context(cannot)? else { continue };
-        let base = base_name(path).or_else(|| path.file_name()?.to_str()).unwrap_or_default();
-        let mut name = log_name(side, base, print);
-        let copies = names.entry(name.clone()).or_default();
-        *copies += 1;
-        if *copies > 1 {
-            name = format!("{name}~{copies}");
-        }
-        let position = state.positions.get(&name);
-        let mut log = LogFile::new(path, side, parser.clone(), AtEnd::Complete, position, bytes_read.clone());
-        let first_ms = if position.is_none() { log.first_ms().with_context(cannot)? } else { None };
-        merge.add(name, reader.follow(log), position.cloned(), first_ms);
-    }
-    Ok(total)
 }
 
 fn note(trends: &mut BTreeMap<Name, Trend>, applied: &[Applied]) {

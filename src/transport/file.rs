@@ -1,4 +1,4 @@
-//! Event logs as files of JSON lines: plain, gzip (`.gz`) or zstd (`.zst`).
+//! Event logs as files: JSON lines, plain, gzip (`.gz`) or zstd (`.zst`), and tables whose rows are read as such lines.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _, Seek, SeekFrom};
@@ -11,6 +11,7 @@ use flate2::read::MultiGzDecoder;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::table::{self, Format};
 use super::{Log, TransportError};
 use crate::engine::{Input, Side};
 use crate::event_time::CONFIRMATIONS;
@@ -18,6 +19,7 @@ use crate::files;
 use crate::merge::{Position, Read, Source, Sourced};
 use crate::telemetry::Facts;
 use crate::wire::events::{Bad, Parser};
+use crate::wire::rows::Columns;
 
 /// What the end of a file means.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,6 +44,8 @@ pub struct LogFile {
     bytes_read: Arc<AtomicU64>,
     /// How its file must begin, if that is known: another may have taken its name since.
     print: Option<u64>,
+    /// Where each row holds a query and its reward: what the IDs of rows without one begin with.
+    examples: Option<String>,
     lines: Option<Lines>,
     /// Where the next line begins, uncompressed, and how many lines there are before it.
     start: u64,
@@ -124,7 +128,22 @@ pub fn fingerprint(path: &Path, at_end: AtEnd) -> io::Result<Option<u64>> {
 pub fn fingerprint_of(file: File, path: &Path, at_end: AtEnd) -> io::Result<Option<u64>> {
     const PREFIX: usize = 4096;
     let mut start = Vec::new();
-    let read = decoded(file, path, Arc::default())?.take(PREFIX as u64).read_until(b'\n', &mut start);
+    // The first line of a table is its header, which many tables share.
+    match Format::of(path) {
+        Format::Json => {}
+        Format::Csv => {
+            decompressed(file, path, Arc::default())?.take(PREFIX as u64).read_to_end(&mut start)?;
+            return Ok((!start.is_empty()).then(|| xxh3_64(&start)));
+        }
+        Format::Parquet => {
+            // What it holds is described at its end.
+            let length = file.metadata()?.len();
+            (&file).seek(SeekFrom::Start(length.saturating_sub(PREFIX as u64)))?;
+            (&file).read_to_end(&mut start)?;
+            return Ok((!start.is_empty()).then(|| xxh3_64(&start)));
+        }
+    }
+    let read = decompressed(file, path, Arc::default())?.take(PREFIX as u64).read_until(b'\n', &mut start);
     let torn = match read {
         Err(error) if is_torn(&error, at_end) => true,
         Err(error) => return Err(error),
@@ -132,6 +151,14 @@ pub fn fingerprint_of(file: File, path: &Path, at_end: AtEnd) -> io::Result<Opti
     };
     let line = start.strip_suffix(b"\n").unwrap_or(&start);
     Ok((!torn && !start.is_empty()).then(|| xxh3_64(line)))
+}
+
+/// The rows of a log as lines of JSON, with all their columns.
+pub fn rows(path: &Path) -> io::Result<Box<dyn BufRead + Send>> {
+    let (file, bytes_read) = (files::open(path)?, Arc::default());
+    table::open(Format::of(path), file, &Columns::default(), &bytes_read, |file| {
+        decompressed(file, path, bytes_read.clone())
+    })
 }
 
 impl LogFile {
@@ -152,6 +179,7 @@ impl LogFile {
             at_end,
             bytes_read,
             print: None,
+            examples: None,
             lines: None,
             start,
             line,
@@ -168,6 +196,12 @@ impl LogFile {
         Self { facts, ..self }
     }
 
+    /// The same, where each row holds a query and its reward. Both sides of the file are logs of their own. IDs of rows
+    /// without one begin with `prefix`; rows without a time are a second apart.
+    pub fn of_examples(self, prefix: String) -> Self {
+        Self { examples: Some(prefix), ..self }
+    }
+
     /// The same, read only from a file with this [`fingerprint`]: under another it waits for [`move_to`](Self::move_to).
     pub fn with_print(self, print: u64) -> Self {
         Self { print: Some(print), ..self }
@@ -177,7 +211,7 @@ impl LogFile {
     /// since one may have a wrong timestamp: a log that seems to begin in the far future would be read last.
     pub fn first_ms(&mut self) -> io::Result<Option<i64>> {
         let mut first = Self::new(&self.path, self.side, self.parser.clone(), self.at_end, None, Arc::default());
-        first.print = self.print;
+        (first.print, first.examples) = (self.print, self.examples.clone());
         let bytes_max = if self.at_end == AtEnd::Complete { u64::MAX } else { BUDGET_BYTES as u64 };
         let mut times = Vec::new();
         while times.len() < CONFIRMATIONS && first.start < bytes_max {
@@ -236,7 +270,8 @@ impl LogFile {
                 None => {
                     let file = self.open()?;
                     let bytes_read = self.bytes_read.clone();
-                    self.lines.insert(Lines::open(file, &self.path, self.start, self.at_end, bytes_read)?)
+                    let columns = Columns::of(self.parser.fields(self.side), self.side);
+                    self.lines.insert(Lines::open(file, &self.path, &columns, self.start, self.at_end, bytes_read)?)
                 }
             };
             let complete = match lines.read_on(most, &mut budget)? {
@@ -248,8 +283,11 @@ impl LogFile {
             if !complete && (lines.length == 0 || self.at_end != AtEnd::Complete) {
                 return Ok(Line::None);
             }
-            let (line, length) = (std::mem::take(&mut lines.kept), std::mem::take(&mut lines.length));
+            let (mut line, length) = (std::mem::take(&mut lines.kept), std::mem::take(&mut lines.length));
             let start = self.start;
+            if start == 0 && line.starts_with(BYTE_ORDER_MARK) {
+                line.drain(..BYTE_ORDER_MARK.len());
+            }
             self.start += (length + usize::from(complete)) as u64;
             self.line += 1;
             if length > most || !line.iter().all(u8::is_ascii_whitespace) {
@@ -273,18 +311,43 @@ impl LogFile {
     /// Reads on, without regard to what was wrong before.
     fn advance(&mut self) -> io::Result<Read> {
         let most = self.parser.bytes_max();
-        let (start, line, length) = match self.next_line()? {
-            Line::Next(start, line, length) => (start, line, length),
-            Line::None => return Ok(self.ended()),
-            Line::Pause => return Ok(Read::Pending),
-        };
-        self.grew = Instant::now();
-        let input = if length > most {
-            Input::bad(self.side, line, Bad::Oversized { bytes: length, most })
-        } else {
-            Input::parse(&self.parser, self.side, line, None)
-        };
-        Ok(Read::Event(Sourced { input, start, end: self.start, line: self.line, origin: None }))
+        loop {
+            let (start, line, length) = match self.next_line()? {
+                Line::Next(start, line, length) => (start, line, length),
+                Line::None => return Ok(self.ended()),
+                Line::Pause => return Ok(Read::Pending),
+            };
+            self.grew = Instant::now();
+            let input = match &self.examples {
+                _ if length > most => Some(Input::bad(self.side, line, Bad::Oversized { bytes: length, most })),
+                Some(prefix) => self.parse_example(prefix, line),
+                None => Some(Input::parse(&self.parser, self.side, line, None)),
+            };
+            if let Some(input) = input {
+                return Ok(Read::Event(Sourced { input, start, end: self.start, line: self.line, origin: None }));
+            }
+        }
+    }
+
+    /// One side of a row, completed by an ID and a time where it has none. None for the reward of a row without one, and
+    /// of a row that is malformed as a whole, which the query side reports.
+    fn parse_example(&self, prefix: &str, line: Vec<u8>) -> Option<Input> {
+        let fields = self.parser.fields(self.side);
+        let mut input = Input::parse(&self.parser, self.side, line, None);
+        for _ in 0..2 {
+            let (field, value) = match input.problem() {
+                Some(Bad::MissingField(field)) if self.side == Side::Reward && *field == fields.reward => return None,
+                Some(Bad::NotJson(_)) if self.side == Side::Reward => return None,
+                Some(Bad::MissingField(field)) if *field == fields.request_id => {
+                    (field, json!(format!("{prefix}-{}", self.line)))
+                }
+                Some(Bad::MissingField(field)) if *field == fields.ts_ms => (field, json!(1000 * self.line)),
+                _ => break,
+            };
+            let Some(completed) = with_field(input.content(), field, &value) else { break };
+            input = Input::parse(&self.parser, self.side, completed, None);
+        }
+        Some(input)
     }
 
     /// Whether the error is fatal: the file was requested by name, or other files would fail in the same way.
@@ -369,10 +432,19 @@ pub(super) fn place(path: &Path, start: u64, line: u64) -> Value {
 }
 
 impl Lines {
-    fn open(mut file: File, path: &Path, start: u64, at_end: AtEnd, bytes_read: Arc<AtomicU64>) -> io::Result<Self> {
+    fn open(
+        mut file: File,
+        path: &Path,
+        columns: &Columns,
+        start: u64,
+        at_end: AtEnd,
+        bytes_read: Arc<AtomicU64>,
+    ) -> io::Result<Self> {
         let (compressed, same) = (is_compressed(path), file.try_clone()?);
         let reader = if compressed || start == 0 {
-            decoded(file, path, bytes_read)?
+            table::open(Format::of(path), file, columns, &bytes_read, |file| {
+                decompressed(file, path, bytes_read.clone())
+            })?
         } else {
             if file.metadata()?.len() < start {
                 // A log that is followed gets another position when its directory is next listed.
@@ -426,7 +498,18 @@ impl Lines {
 
 const BUFFER: usize = 1 << 16;
 
-fn decoded(file: File, path: &Path, bytes_read: Arc<AtomicU64>) -> io::Result<Box<dyn BufRead + Send>> {
+/// Some programs write it at the beginning of text files.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// A row with one more field; none if that would have to be within another.
+fn with_field(row: &[u8], field: &str, value: &Value) -> Option<Vec<u8>> {
+    let key = field.strip_prefix('/').filter(|key| !key.contains('/'))?.replace("~1", "/").replace("~0", "~");
+    let rest = row.trim_ascii_start().strip_prefix(b"{")?;
+    let comma = if rest.trim_ascii_start().starts_with(b"}") { "" } else { "," };
+    Some([format!("{{{}:{value}{comma}", json!(key)).as_bytes(), rest].concat())
+}
+
+fn decompressed(file: File, path: &Path, bytes_read: Arc<AtomicU64>) -> io::Result<Box<dyn BufRead + Send>> {
     let file = Counted { file, bytes_read };
     Ok(match extension(path) {
         Some("gz") => Box::new(BufReader::with_capacity(BUFFER, MultiGzDecoder::new(BufReader::new(file)))),
@@ -435,8 +518,9 @@ fn decoded(file: File, path: &Path, bytes_read: Arc<AtomicU64>) -> io::Result<Bo
     })
 }
 
+/// Whether positions are not those of the file itself.
 pub(super) fn is_compressed(path: &Path) -> bool {
-    matches!(extension(path), Some("gz" | "zst"))
+    matches!(extension(path), Some("gz" | "zst")) || Format::of(path) != Format::Json
 }
 
 fn extension(path: &Path) -> Option<&str> {

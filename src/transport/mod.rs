@@ -6,6 +6,7 @@ pub mod directory;
 pub mod file;
 pub mod kafka;
 pub mod params;
+pub mod table;
 pub mod writer;
 
 use std::io;

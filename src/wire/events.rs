@@ -13,10 +13,12 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::config::{EventsSpec, MissingPropensities, RewardSpec, Settings};
+use crate::config::{EventsSpec, Fields, RewardSpec, Settings, TimeUnit};
+use crate::engine::Side;
 use crate::event::{BadName, ModelName, Name};
 use crate::router::Answer;
-use crate::wire::quick::{Found, Plan};
+use crate::timestamp;
+use crate::wire::quick::{Found, Plan, Time};
 
 /// A decision that a router took.
 #[derive(Debug, Clone, PartialEq)]
@@ -221,7 +223,7 @@ pub const ID_MAX: usize = 256;
 pub struct Parser {
     events: EventsSpec,
     reward: RewardSpec,
-    missing: MissingPropensities,
+    requires_propensities: bool,
     future_ms: u64,
     queries: Option<Plan>,
     rewards: Option<Plan>,
@@ -230,13 +232,13 @@ pub struct Parser {
 impl Parser {
     /// A parser with this configuration.
     pub fn new(settings: &Settings) -> Self {
-        let Settings { events, reward, missing_propensities, future_ms, .. } = settings;
+        let Settings { events, reward, future_ms, .. } = settings;
         Self {
             reward: *reward,
-            missing: *missing_propensities,
+            requires_propensities: settings.requires_propensities(),
             future_ms: *future_ms,
             queries: Plan::of_queries(&events.fields),
-            rewards: Plan::of_rewards(&events.fields),
+            rewards: Plan::of_rewards(events.reward_fields()),
             events: events.clone(),
         }
     }
@@ -244,6 +246,14 @@ impl Parser {
     /// The same without the fast path: the reference for tests and benchmarks.
     pub fn by_tree(self) -> Self {
         Self { queries: None, rewards: None, ..self }
+    }
+
+    /// Where the fields of events of a side are.
+    pub fn fields(&self, side: Side) -> &Fields {
+        match side {
+            Side::Query => &self.events.fields,
+            Side::Reward => self.events.reward_fields(),
+        }
     }
 
     /// Maximum size of a message.
@@ -271,9 +281,9 @@ impl Parser {
         let object = self.object(bytes)?;
         let fields = &self.events.fields;
         Ok(QueryEvent {
-            request_id: id(text(required(&object, &fields.request_id)?, &fields.request_id)?, &fields.request_id)?,
-            space: self.space(&object)?,
-            ts_ms: self.time(&object, record_ms)?,
+            request_id: id(required(&object, &fields.request_id)?, &fields.request_id)?,
+            space: space(&object, &fields.space)?,
+            ts_ms: self.time(&object, &fields.ts_ms, record_ms)?,
             query: vector(required(&object, &fields.query)?, &fields.query)?,
             model: name(required(&object, &fields.model)?, &fields.model)?,
             propensities: self.propensities(&object)?,
@@ -283,13 +293,13 @@ impl Parser {
 
     fn reward_by_tree(&self, bytes: &[u8], record_ms: Option<i64>) -> Result<RewardEvent, Bad> {
         let object = self.object(bytes)?;
-        let fields = &self.events.fields;
-        let event_id = |value| id(text(value, &fields.event_id)?, &fields.event_id);
+        let fields = self.events.reward_fields();
+        let event_id = |value| id(value, &fields.event_id);
         Ok(RewardEvent {
-            reward: self.in_range(number(required(&object, &fields.reward)?, &fields.reward)?)?,
-            request_id: id(text(required(&object, &fields.request_id)?, &fields.request_id)?, &fields.request_id)?,
-            space: self.space(&object)?,
-            ts_ms: self.time(&object, record_ms)?,
+            reward: self.in_range(self.reward_value(required(&object, &fields.reward)?, &fields.reward)?)?,
+            request_id: id(required(&object, &fields.request_id)?, &fields.request_id)?,
+            space: space(&object, &fields.space)?,
+            ts_ms: self.time(&object, &fields.ts_ms, record_ms)?,
             event_id: optional(&object, &fields.event_id).map(event_id).transpose()?,
         })
     }
@@ -304,7 +314,7 @@ impl Parser {
         Some(QueryEvent {
             request_id: check_id(request_id?, &fields.request_id).ok()?,
             space: space.unwrap_or_else(Name::default_space),
-            ts_ms: self.check_time(ts_ms, record_ms).ok()?,
+            ts_ms: self.check_time(self.to_ms(ts_ms)?, &fields.ts_ms, record_ms).ok()?,
             query: check_vector(query?, &fields.query).ok()?,
             model: model?,
             propensities: match propensities {
@@ -319,12 +329,12 @@ impl Parser {
     fn quick_reward(&self, bytes: &[u8], record_ms: Option<i64>) -> Option<RewardEvent> {
         let plan = self.rewards.as_ref().filter(|_| bytes.len() <= self.events.bytes_max)?;
         let Found { request_id, space, ts_ms, reward, event_id, .. } = plan.read(bytes)?;
-        let fields = &self.events.fields;
+        let fields = self.events.reward_fields();
         Some(RewardEvent {
             reward: self.in_range(reward?).ok()?,
             request_id: check_id(request_id?, &fields.request_id).ok()?,
             space: space.unwrap_or_else(Name::default_space),
-            ts_ms: self.check_time(ts_ms, record_ms).ok()?,
+            ts_ms: self.check_time(self.to_ms(ts_ms)?, &fields.ts_ms, record_ms).ok()?,
             event_id: event_id.map(|id| check_id(id, &fields.event_id)).transpose().ok()?,
         })
     }
@@ -340,30 +350,53 @@ impl Parser {
         }
     }
 
-    fn space(&self, object: &Value) -> Result<Name, Bad> {
-        let field = &self.events.fields.space;
-        match optional(object, field) {
-            Some(value) => name(value, field),
-            None => Ok(Name::default_space()),
-        }
+    fn time(&self, object: &Value, field: &str, record_ms: Option<i64>) -> Result<i64, Bad> {
+        let unit = self.events.time_unit;
+        let decimal = |seconds: f64| (unit == TimeUnit::S).then(|| (1000.0 * seconds).round() as i64);
+        let to_ms = |value: &Value| match value {
+            Value::String(text) => timestamp::parse(text),
+            _ => value.as_i64().map_or_else(|| decimal(value.as_f64()?), |number| unit.to_ms(number)),
+        };
+        let expected = match unit {
+            TimeUnit::S => "a number of seconds since 1970 (events.time_unit = \"s\") or a time in RFC 3339",
+            TimeUnit::Ms => "a whole number of milliseconds since 1970 (see events.time_unit) or a time in RFC 3339",
+            TimeUnit::Us => "a whole number of microseconds (events.time_unit = \"us\") or a time in RFC 3339",
+            TimeUnit::Ns => "a whole number of nanoseconds (events.time_unit = \"ns\") or a time in RFC 3339",
+        };
+        let mistyped = || Bad::MistypedField { field: field.to_owned(), expected };
+        let logged = optional(object, field).map(|value| to_ms(value).ok_or_else(mistyped));
+        self.check_time(logged.transpose()?, field, record_ms)
     }
 
-    fn time(&self, object: &Value, record_ms: Option<i64>) -> Result<i64, Bad> {
-        let field = &self.events.fields.ts_ms;
-        let logged = optional(object, field).map(|value| {
-            let expected = "an integer number of milliseconds";
-            value.as_i64().ok_or_else(|| Bad::MistypedField { field: field.clone(), expected })
-        });
-        self.check_time(logged.transpose()?, record_ms)
+    /// A logged time in milliseconds, if there is one; none if it is not in a common form.
+    fn to_ms(&self, logged: Option<Time>) -> Option<Option<i64>> {
+        logged
+            .map(|time| match time {
+                Time::Number(number) => self.events.time_unit.to_ms(number),
+                Time::Text(text) => timestamp::parse(&text),
+            })
+            .map_or(Some(None), |ms| ms.map(Some))
     }
 
-    fn check_time(&self, logged_ms: Option<i64>, record_ms: Option<i64>) -> Result<i64, Bad> {
-        let missing = || Bad::MissingField(self.events.fields.ts_ms.clone());
+    fn check_time(&self, logged_ms: Option<i64>, field: &str, record_ms: Option<i64>) -> Result<i64, Bad> {
+        let missing = || Bad::MissingField(field.to_owned());
         let ts_ms = logged_ms.or(record_ms).ok_or_else(missing)?;
         let ahead_ms = record_ms.map_or(0, |record_ms| ts_ms.saturating_sub(record_ms).max(0).unsigned_abs());
         match ahead_ms > self.future_ms {
             true => Err(Bad::FutureTime { ahead_ms, most_ms: self.future_ms }),
             false => Ok(ts_ms),
+        }
+    }
+
+    /// A reward: a number, true for 1 and false for 0, or a word of `reward.values`.
+    fn reward_value(&self, value: &Value, field: &str) -> Result<f64, Bad> {
+        match value {
+            Value::Bool(is_true) => Ok(f64::from(u8::from(*is_true))),
+            Value::String(word) => self.events.reward_values.get(word).copied().ok_or_else(|| {
+                let expected = "a number, true or false, or a word that reward.values maps to a number";
+                Bad::MistypedField { field: field.to_owned(), expected }
+            }),
+            _ => number(value, field),
         }
     }
 
@@ -390,7 +423,7 @@ impl Parser {
     fn check_enough(&self, has_propensity: bool, has_policy: bool) -> Result<(), Bad> {
         // The policy and the chosen model's propensity are all that learning needs.
         let enough = has_propensity && has_policy;
-        match self.missing == MissingPropensities::Reject && !enough {
+        match self.requires_propensities && !enough {
             true => Err(Bad::MissingPropensities),
             false => Ok(()),
         }
@@ -461,8 +494,20 @@ fn check_name<'a, N: TryFrom<&'a str, Error = BadName>>(text: &'a str, field: &s
     N::try_from(text).map_err(|bad| Bad::BadName { field: field.to_owned(), problem: bad.to_string() })
 }
 
-fn id(text: &str, field: &str) -> Result<String, Bad> {
-    check_id(text.to_owned(), field)
+fn space(object: &Value, field: &str) -> Result<Name, Bad> {
+    optional(object, field).map_or_else(|| Ok(Name::default_space()), |value| name(value, field))
+}
+
+/// An ID: a string, or a whole number, which stands for its digits.
+fn id(value: &Value, field: &str) -> Result<String, Bad> {
+    match value.as_i64() {
+        Some(number) => Ok(number.to_string()),
+        None => {
+            let expected = "a string or a whole number";
+            let text = value.as_str().ok_or_else(|| Bad::MistypedField { field: field.to_owned(), expected })?;
+            check_id(text.to_owned(), field)
+        }
+    }
 }
 
 fn check_id(id: String, field: &str) -> Result<String, Bad> {
@@ -605,7 +650,7 @@ mod tests {
             ("", r#"{"request_id":"r","ts_ms":1}"#, "missing-field"),
             ("", r#"{"request_id":"r","ts_ms":1,"reward":"x"}"#, "mistyped-field"),
             ("", r#"{"request_id":"r","ts_ms":1,"reward":1e999}"#, "not-json"),
-            ("", r#"{"request_id":"r","ts_ms":1,"reward":1,"event_id":5}"#, "mistyped-field"),
+            ("", r#"{"request_id":"r","ts_ms":1,"reward":1,"event_id":5.5}"#, "mistyped-field"),
             (reject, r#"{"request_id":"r","ts_ms":1,"reward":5.5}"#, "reward-out-of-range"),
         ] {
             assert_eq!(parser(set).reward(text.as_bytes(), None).unwrap_err().reason(), reason, "{text}");

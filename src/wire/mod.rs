@@ -8,4 +8,5 @@ pub mod params;
 mod quick;
 pub mod records;
 pub mod requests;
+pub mod rows;
 mod scan;

@@ -41,6 +41,15 @@ enum To {
     Inside(Vec<Branch>),
 }
 
+/// A time as it is logged.
+#[derive(Debug, PartialEq)]
+pub enum Time {
+    /// Since 1970, in the unit of the log.
+    Number(i64),
+    /// As text.
+    Text(String),
+}
+
 /// The fields that an event has, each well-formed for itself.
 #[derive(Debug, Default)]
 pub struct Found {
@@ -48,8 +57,8 @@ pub struct Found {
     pub request_id: Option<String>,
     /// The space.
     pub space: Option<Name>,
-    /// The time.
-    pub ts_ms: Option<i64>,
+    /// The time, in any unit.
+    pub ts_ms: Option<Time>,
     /// The query, whatever its numbers.
     pub query: Option<Vec<f32>>,
     /// The model.
@@ -154,19 +163,28 @@ impl Field {
             return Some(());
         }
         match self {
-            Self::RequestId => found.request_id = Some(scanner.string()?.into_owned()),
+            Self::RequestId => found.request_id = Some(id(scanner)?),
             Self::Space => found.space = Some(name(scanner)?),
-            Self::Time => found.ts_ms = Some(scanner.integer()?),
+            Self::Time => {
+                found.ts_ms = Some(match scanner.peek()? {
+                    b'"' => Time::Text(scanner.string()?.into_owned()),
+                    _ => Time::Number(scanner.integer()?),
+                });
+            }
             Self::Query => found.query = Some(vector(scanner)?),
             Self::Model => found.model = Some(name(scanner)?),
             Self::Propensities => found.propensities = Some(distribution(scanner)?),
             Self::Propensity => found.propensity = Some(scanner.number()?),
             Self::Policy => found.policy = Some(distribution(scanner)?),
             Self::Reward => found.reward = Some(scanner.number()?),
-            Self::EventId => found.event_id = Some(scanner.string()?.into_owned()),
+            Self::EventId => found.event_id = Some(id(scanner)?),
         }
         Some(())
     }
+}
+
+fn id(scanner: &mut Scanner<'_>) -> Option<String> {
+    if scanner.peek()? == b'"' { Some(scanner.string()?.into_owned()) } else { Some(scanner.integer()?.to_string()) }
 }
 
 fn name<N: for<'a> TryFrom<&'a str>>(scanner: &mut Scanner<'_>) -> Option<N> {
