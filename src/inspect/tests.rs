@@ -79,9 +79,10 @@ fn layouts_of_many_logs() {
                     json!({"request_id": format!("r{i}"), "ts_ms": 1_731_700_000_000_u64 + i, "query": vector(i),
                            "model": model(i), "propensities": {(model(0)): 0.7, (model(3)): 0.3}})
                 }),
-                sample("rewards", |i| {
-                    json!({"request_id": format!("r{i}"), "ts_ms": 1_731_700_000_500_u64 + i, "reward": 0.1 * (i % 10) as f64})
-                }),
+                sample(
+                    "rewards",
+                    |i| json!({"request_id": format!("r{i}"), "ts_ms": 1_731_700_000_500_u64 + i, "reward": 0.1 * (i % 10) as f64}),
+                ),
             ],
             "/query 8d /model id /request_id time /ts_ms p /propensities p_chosen - | reward /reward id /request_id time /ts_ms | \
              Ms",
