@@ -10,8 +10,8 @@ COPY . .
 # Cache mounts are not part of the image, so the binary is copied out of them.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --bin pointsman \
-    && cp target/release/pointsman /usr/local/bin/pointsman
+    cargo build --profile dist --features kafka-tls --locked --bin pointsman \
+    && cp target/dist/pointsman /usr/local/bin/pointsman
 
 FROM debian:bookworm-slim
 LABEL org.opencontainers.image.title="Pointsman" \

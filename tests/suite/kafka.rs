@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use pointsman::transport::kafka::cluster::HAS_TLS;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
@@ -431,11 +432,28 @@ fn what_is_wrong_has_a_name() {
     // A setting that the client does not know.
     let text = place.fails(&["topics", "init", "--set", "transport.kafka.client={\"no.such.setting\"=1}"]);
     says(text, &["transport.kafka.client", "no.such.setting"]);
+    if !HAS_TLS {
+        for (key, value) in [("security.protocol", "SASL_SSL"), ("sasl.mechanism", "SCRAM-SHA-512")] {
+            let text =
+                place.fails(&["topics", "init", "--set", &format!("transport.kafka.client={{{key:?}={value:?}}}")]);
+            says(text, &[&format!("{key} = {value} needs OpenSSL"), "--features kafka-tls"]);
+        }
+    }
+}
+
+/// Whether the program was built with TLS for Kafka, as `tests/run` builds it.
+fn has_tls() -> bool {
+    let ci = std::env::var("CI").as_deref() == Ok("true");
+    assert!(HAS_TLS || !ci, "missing: TLS for Kafka; tests/run builds with --features kafka-tls");
+    if !HAS_TLS {
+        eprintln!("SKIPPED: TLS for Kafka (built without --features kafka-tls)");
+    }
+    HAS_TLS
 }
 
 #[test]
 fn tls_and_passwords() {
-    if !broker::possible() {
+    if !has_tls() || !broker::possible() {
         return;
     }
     let tls = tempfile::tempdir().unwrap();

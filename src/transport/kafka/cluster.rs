@@ -26,6 +26,9 @@ pub const CALL: Duration = Duration::from_secs(10);
 /// Session timeout of group members, unless configured.
 const SESSION: (&str, &str) = ("session.timeout.ms", "10000");
 
+/// Whether this program can use TLS, SCRAM and OAUTHBEARER: librdkafka needs OpenSSL for all three.
+pub const HAS_TLS: bool = cfg!(any(feature = "kafka-tls", feature = "kafka-tls-system"));
+
 /// The pause before a broker that could not answer is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -35,6 +38,17 @@ pub enum Problem {
     /// A client cannot be created.
     #[error("transport.kafka.client: {0}")]
     BadClient(String),
+    /// A setting needs TLS, and the program was built without it.
+    #[error(
+        "transport.kafka.client: {key} = {value} needs OpenSSL, which this program was built without: build it with `--features \
+         kafka-tls`, or use the container image"
+    )]
+    NoTls {
+        /// The setting.
+        key: String,
+        /// Its value.
+        value: String,
+    },
     /// No broker answers.
     #[error("cannot reach any broker of {brokers} (transport.kafka.brokers): {problem}")]
     Unreachable {
@@ -307,6 +321,16 @@ pub struct Cluster {
     asking: Arc<Client<BaseConsumer<Plain>>>,
 }
 
+/// Whether a client setting has no effect, or fails, without OpenSSL.
+fn needs_tls(key: &str, value: &str) -> bool {
+    let value = value.to_ascii_lowercase();
+    match key {
+        "security.protocol" => value.ends_with("ssl"),
+        "sasl.mechanism" | "sasl.mechanisms" => value.starts_with("scram") || value == "oauthbearer",
+        _ => false,
+    }
+}
+
 impl Cluster {
     /// Creates the client without contacting the cluster. Fails if the client settings are invalid.
     pub fn new(config: &KafkaConfig) -> Result<Self, Problem> {
@@ -324,6 +348,10 @@ impl Cluster {
             }
         }
         client.set("bootstrap.servers", &config.brokers);
+        if let Some((key, value)) = config.client.iter().find(|(key, value)| needs_tls(key, value)).filter(|_| !HAS_TLS)
+        {
+            return Err(Problem::NoTls { key: key.to_owned(), value: value.to_owned() });
+        }
         let trouble = Arc::new(Trouble::default());
         let mut asking = client.clone();
         asking
