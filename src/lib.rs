@@ -1,5 +1,60 @@
 //! Pointsman learns online, from the events you already log, which embedding model should answer each query.
 //!
+//! # Route in your own process
+//!
+//! A [`Router`](router::Router) holds the parameters of all spaces and draws a model for each query, without locks and without I/O.
+//! It needs the crate without its default features. `examples/embed_router.rs` also writes the decision to the log that the learner
+//! reads.
+//!
+//! ```
+//! use pointsman::event::Name;
+//! use pointsman::router::{DrawKey, Router};
+//! use pointsman::wire::params;
+//!
+//! // All routers of a space use the same key (`router.key`) and so draw alike for one request.
+//! let router = Router::new(DrawKey::new(b"a secret of your own")?);
+//! # let published = std::fs::read("tests/golden/formats/params-1.safetensors")?;
+//! // Bytes from the parameters topic or file. Offer them whenever they are published: the newest stay.
+//! router.offer(params::decode(&published)?);
+//!
+//! let space = Name::try_from("shop")?;
+//! if let Some(answer) = router.route(&space, "request-1", &[0.2, -0.5, 0.1]) {
+//!     let answer = answer?;
+//!     println!("ask {}", answer.model_name());
+//! } else {
+//!     // No parameters of this space yet: choose uniformly, or a default.
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Learn in your own process
+//!
+//! A [`Trainer`](learner::Trainer) decides, takes the reward and learns. `examples/embed_learner.rs` does so from a log of events,
+//! with the [`engine`].
+//!
+//! ```
+//! use pointsman::config::LearnerConfig;
+//! use pointsman::event::{Example, Query};
+//! use pointsman::learner::Trainer;
+//!
+//! let models = vec!["minilm".to_owned(), "bge".to_owned()];
+//! let spec = LearnerConfig { dim: 3, models, ..LearnerConfig::default() }.check()?;
+//! let mut trainer = Trainer::new(spec);
+//!
+//! let query = Query::from_f32(&[0.2, -0.5, 0.1])?;
+//! let decision = trainer.decide(&query)?;
+//! let reward = if decision.model == 1 { 1.0 } else { 0.0 };
+//! let distribution = decision.distribution;
+//! let (played, policy) = (distribution.propensities, Some(distribution.policy));
+//! trainer.learn(Example::new(query, decision.model, played, policy, reward)?)?;
+//! assert_eq!(trainer.version(), 1);
+//!
+//! let saved = trainer.save();
+//! let restored = Trainer::restore(trainer.spec().clone(), &saved)?;
+//! assert_eq!(restored.save(), saved);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Module map
 //!
 //! The core is pure: no clock, no randomness of its own, no I/O. Time, random draws and bytes come in as arguments, results
@@ -40,33 +95,6 @@
 //! - The same examples, configuration, binary and CPU type give the same bits.
 //! - A lane that moves between instances has one history, on the snapshots topic. A stale owner is fenced (`runner::claim`).
 //! - Every event ends in exactly one count. Event time alone decides what is learned, never the clock.
-//!
-//! # Example
-//!
-//! One process that routes, collects a reward and learns. `examples/` has a router and a learner to embed in a service.
-//!
-//! ```
-//! use pointsman::config::LearnerConfig;
-//! use pointsman::event::{Example, Query};
-//! use pointsman::learner::Trainer;
-//!
-//! let models = vec!["minilm".to_owned(), "bge".to_owned()];
-//! let spec = LearnerConfig { dim: 3, models, ..LearnerConfig::default() }.check()?;
-//! let mut trainer = Trainer::new(spec);
-//!
-//! let query = Query::from_f32(&[0.2, -0.5, 0.1])?;
-//! let decision = trainer.decide(&query)?;
-//! let reward = if decision.model == 1 { 1.0 } else { 0.0 };
-//! let distribution = decision.distribution;
-//! let (played, policy) = (distribution.propensities, Some(distribution.policy));
-//! trainer.learn(Example::new(query, decision.model, played, policy, reward)?)?;
-//! assert_eq!(trainer.version(), 1);
-//!
-//! let saved = trainer.save();
-//! let restored = Trainer::restore(trainer.spec().clone(), &saved)?;
-//! assert_eq!(restored.save(), saved);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 
 #![warn(missing_docs)]
 
