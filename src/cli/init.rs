@@ -152,9 +152,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         false => format!(" --config {}", args.out.display()),
     };
     outln!("\nWrote {}. Next:", args.out.display())?;
-    outln!("  pointsman doctor{option}     check it against the logs")?;
-    outln!("  pointsman evaluate{option}   does routing pay?")?;
-    outln!("  pointsman replay{option} --params params   learn, and write what routers need")?;
+    for (command, purpose) in [
+        ("doctor", "check it against the logs"),
+        ("evaluate", "does routing pay?"),
+        ("replay", "learn the history (--store, --keep-open), write what routers need (--params)"),
+        ("up", "learner, router and page in one process"),
+    ] {
+        outln!("  {:<width$}  {purpose}", format!("pointsman {command}{option}"), width = 18 + option.len())?;
+    }
     Ok(())
 }
 
@@ -174,12 +179,15 @@ fn sample(path: &Path) -> anyhow::Result<Sample> {
             _ => bad += 1,
         }
         if bad > 100 && bad > sample.rows() {
-            return Err(anyhow!(
-                "{}: most lines are not JSON objects: init reads JSON lines (.jsonl), CSV (.csv) and Parquet (.parquet), \
-                 recognised by the name of the file",
-                path.display()
-            ));
+            break;
         }
+    }
+    if bad > sample.rows() {
+        return Err(anyhow!(
+            "{}: most lines are not JSON objects: init reads JSON lines (.jsonl), CSV (.csv) and Parquet (.parquet), recognised \
+             by the name of the file",
+            path.display()
+        ));
     }
     sample.finish();
     Ok(sample)

@@ -218,15 +218,19 @@ fn the_log_is_text_or_json_and_the_environment_says_how_much() {
 }
 
 /// Both ends of a terminal: what a program writes to the second is read from the first.
-fn terminal() -> (File, File) {
+pub fn terminal() -> (File, File) {
     let (mut ours, mut its) = (0, 0);
     let none = std::ptr::null_mut();
     assert_eq!(unsafe { libc::openpty(&mut ours, &mut its, none, none.cast(), none.cast()) }, 0);
+    // A process that another test starts at the same time must not keep the terminal open.
+    for end in [ours, its] {
+        assert_eq!(unsafe { libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC) }, 0);
+    }
     unsafe { (File::from_raw_fd(ours), File::from_raw_fd(its)) }
 }
 
 /// All that comes out of a terminal until its other end is closed.
-fn shown(mut ours: File) -> String {
+pub fn shown(mut ours: File) -> String {
     let (mut all, mut part) = (Vec::new(), [0; 4096]);
     while let Ok(n @ 1..) = ours.read(&mut part) {
         all.extend_from_slice(&part[..n]);

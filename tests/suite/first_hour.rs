@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
 use flate2::Compression;
@@ -16,6 +16,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
+use crate::cli::{shown, terminal};
 use crate::size::sized;
 
 /// A search, the model that answered it, and what came of it.
@@ -209,4 +210,37 @@ fn from_foreign_logs_to_a_verdict_and_a_running_loop() {
                 .unwrap();
         assert!(shares.to_string().contains(MODELS[0]), "{shares}");
     }
+}
+
+#[test]
+fn init_asks_on_a_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let numbered: Vec<String> = (0..8).map(|i| format!("v{i}")).collect();
+    let mut lines = vec![format!("request_id,ts_ms,reward,one,other,{}", numbered.join(","))];
+    lines.extend((0..60).map(|i| {
+        let (one, other) = if i % 2 == 0 { ("a", "x") } else { ("b", "y") };
+        format!("r{i},{},{},{one},{other},0.{i}{}", 1_767_225_600_000_i64 + i, i % 3 % 2, ",0.5".repeat(7))
+    }));
+    fs::write(dir.path().join("log.csv"), lines.join("\n")).unwrap();
+    let (mut ours, theirs) = terminal();
+    // The second candidate, then the proposal as it is.
+    ours.write_all(b"2\n\n").unwrap();
+    let reading = std::thread::spawn(|| shown(ours));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.args(["init", "log.csv"]).current_dir(dir.path()).env_remove("RUST_LOG");
+    command.stdin(theirs.try_clone().unwrap()).stderr(theirs).stdout(Stdio::null());
+    let status = command.status().unwrap();
+    drop(command);
+    let said = reading.join().unwrap();
+    assert!(status.success(), "{said}");
+    assert!(said.contains("Which column of log.csv is the chosen model?") && said.contains("1. one (a)"), "{said}");
+    let written = fs::read_to_string(dir.path().join("pointsman.toml")).unwrap();
+    assert!(written.contains("model = \"/other\"") && written.contains("query = \"/v\""), "{written}");
+
+    // It never replaces a configuration that it was not asked to replace.
+    let refused = pointsman(dir.path(), &["init", "log.csv", "--yes"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("pointsman.toml exists"), "{refused:?}");
+    succeed(dir.path(), &["init", "log.csv", "--yes", "--force", "--model", "one"]);
+    assert!(fs::read_to_string(dir.path().join("pointsman.toml")).unwrap().contains("model = \"/one\""));
 }
