@@ -1535,6 +1535,58 @@ mod tests {
         );
     }
 
+    /// A request of model `a` with these rewards, each a millisecond after the one before.
+    fn rewarded(engine: &mut Engine, id: &str, rewards: &[f64]) {
+        step(engine, Side::Query, &query_of("default", id, 1));
+        for (i, reward) in rewards.iter().enumerate() {
+            let text = format!(r#"{{"request_id":"{id}","ts_ms":{},"reward":{reward}}}"#, i + 2);
+            step(engine, Side::Reward, &text);
+        }
+    }
+
+    fn restarted(engine: &mut Engine, set: &str) -> Engine {
+        let settings = toml::from_str::<Config>(set).unwrap().check().unwrap();
+        let records = engine.take_changes().into_iter().filter_map(|(key, value)| Some((key, value?)));
+        Engine::restore(settings, engine.head(), records).unwrap()
+    }
+
+    #[test]
+    fn a_clipped_reward_counts_once_after_aggregation() {
+        // Under `first` only the first is learned; the sum of the last request is out of range, none of its parts is.
+        for (aggregate, clipped, further) in [("first", 1, 3), ("sum", 2, 0), ("max", 1, 0)] {
+            let mut lane = engine(&format!("{SMALL}[join]\naggregate = \"{aggregate}\""));
+            for (id, rewards) in [("r", &[1.5, 2.5][..]), ("s", &[0.5]), ("t", &[0.75, 0.5, 0.5])] {
+                rewarded(&mut lane, id, rewards);
+            }
+            lane.finish();
+            let rewards = lane.counts().join.rewards;
+            assert_eq!((rewards.clipped, rewards.further), (clipped, further), "{aggregate}");
+            assert!(lane.counts().join.balance() && rewards.duplicate == further);
+        }
+    }
+
+    #[test]
+    fn the_summary_of_examples_survives_a_restart_unless_its_terms_change() {
+        let mut lane = engine(SMALL);
+        (0..3).for_each(|i| rewarded(&mut lane, &format!("r{i}"), &[3.0, 0.5]));
+        let name = Name::default_space();
+        let summary = |lane: &Engine| lane.spaces[&name].learned.clone().unwrap();
+        let found = summary(&lane);
+        assert_eq!((found.number(), found.clipped, found.only_reward()), (3, 3, Some(1.0)));
+        let (same, mut lane) = (found, restarted(&mut lane, SMALL));
+        assert_eq!(summary(&lane), same);
+        rewarded(&mut lane, "r3", &[0.0]);
+        assert_eq!((summary(&lane).examples, summary(&lane).only_reward()), (vec![4, 0, 0], None));
+        for set in [format!("{SMALL}[reward]\nrange = [0.0, 3.0]"), SMALL.replace("\"c\"", "\"d\"")] {
+            let mut store = engine(SMALL);
+            rewarded(&mut store, "r", &[3.0, 0.5]);
+            let other = restarted(&mut store, &set);
+            assert_eq!(summary(&other).number(), 0, "{set}");
+            let rewards = other.counts().join.rewards;
+            assert_eq!((rewards.clipped, rewards.further), (1, 1), "counts stay");
+        }
+    }
+
     #[test]
     fn missing_propensities_are_assumed_as_configured() {
         for (missing, propensity, expected) in [

@@ -1611,6 +1611,11 @@ mod tests {
         let settled = |settled, used| {
             RequestRecord::Finished(FinishedRecord { ts_ms: 0, until_ms: 25, settled, used, seen: vec![1] })
         };
+        let (mut larger, mut records) = (head.clone(), all());
+        larger.remembered += 1;
+        records.retain(|(id, _)| id != "f");
+        records.push(("f".into(), settled(true, Some(2))));
+        assert!(Joiner::restore(larger, records).is_ok());
         for (is_settled, used) in [(false, Some(2)), (true, Some(1))] {
             refused(&|head, records| {
                 head.remembered += 1;

@@ -224,8 +224,11 @@ fn shared_head() -> SharedHead {
     SharedHead { instance: "one".to_owned(), partitions: 12, audits: audits.into(), term: 3, lane: head().seal() }
 }
 
+/// With records of the versions of its day: a backup holds them as they were stored.
 fn backup() -> Backup {
-    let records = vec![(keys::lane(), lane().seal()), (keys::space(&name("shop")), space().seal())];
+    let stored = |file: &str| golden(file, &[]);
+    let records =
+        vec![(keys::lane(), stored("record-lane-1.bin")), (keys::space(&name("shop")), stored("record-space-3.bin"))];
     let partition = LaneBackup { lane: "partition-7".to_owned(), generation: 300, head: empty_head().seal(), records };
     let file = LaneBackup { lane: "file".to_owned(), generation: 17, head: head().seal(), records: Vec::new() };
     Backup { lanes: vec![file, partition] }
