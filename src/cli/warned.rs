@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::event::Name;
-use crate::report::{Block, Section};
+use crate::report::{Block, Column, Section, Table};
 use crate::warnings::Warning;
 
 /// A warning about a space.
@@ -30,26 +30,30 @@ pub fn of_space(engine: &Engine, space: &Name) -> Vec<Warned> {
 
 /// Lines for a terminal.
 pub fn lines(warned: &[Warned]) -> Vec<String> {
-    let mut lines: Vec<String> = warned.iter().take(SHOWN).map(|of| format!("warning: {}", of.text())).collect();
+    let line = |Warned { space, warning }: &Warned| format!("warning: space {space}: {}", warning.text);
+    let mut lines: Vec<String> = warned.iter().take(SHOWN).map(line).collect();
     lines.extend(more(warned));
     lines
 }
 
 /// A section of a report; none without warnings.
 pub fn section(warned: &[Warned]) -> Option<Section> {
-    let notes = warned.iter().take(SHOWN).map(Warned::text).chain(more(warned));
-    let body: Vec<Block> = notes.map(Block::Note).collect();
-    (!body.is_empty()).then(|| Section { heading: "Warnings".to_owned(), text: None, body })
+    if warned.is_empty() {
+        return None;
+    }
+    let row =
+        |Warned { space, warning }: &Warned| vec![space.to_string(), warning.key.to_owned(), warning.text.clone()];
+    let table = Table {
+        columns: ["space", "key", "warning"].map(Column::left).to_vec(),
+        rows: warned.iter().take(SHOWN).map(row).collect(),
+        note: more(warned),
+    };
+    Some(Section { heading: "Warnings".to_owned(), text: None, body: vec![Block::Table(table)] })
 }
 
+/// What is not shown.
 fn more(warned: &[Warned]) -> Option<String> {
     (warned.len() > SHOWN).then(|| format!("{} more warnings: --json lists all", warned.len() - SHOWN))
-}
-
-impl Warned {
-    fn text(&self) -> String {
-        format!("space {}: {}", self.space, self.warning.text)
-    }
 }
 
 #[cfg(test)]
@@ -66,7 +70,8 @@ mod tests {
         assert_eq!(lines(&warned(SHOWN)).len(), SHOWN);
         let lines = lines(&warned(SHOWN + 2));
         assert_eq!((lines.len(), lines[SHOWN].as_str()), (SHOWN + 1, "2 more warnings: --json lists all"));
-        assert_eq!(section(&warned(SHOWN + 2)).unwrap().body.len(), SHOWN + 1);
+        let Some(Block::Table(table)) = section(&warned(SHOWN + 2)).unwrap().body.pop() else { panic!("no table") };
+        assert_eq!((table.rows.len(), table.note.as_deref()), (SHOWN, Some("2 more warnings: --json lists all")));
         let json = serde_json::to_value(warned(1)).unwrap();
         let expected = serde_json::json!([
             {"space": "default", "code": "model-never-played", "key": "learner.models", "text": "never"}

@@ -202,13 +202,18 @@ fn check_page(port: u16) {
     browser.open(&format!("http://127.0.0.1:{port}/"), 1280);
     browser.wait_for("!(document.getElementById('warnings-card')?.hidden ?? true)");
     let shown = browser.eval("[...document.querySelectorAll('#warnings li')].map(item => item.textContent)");
-    let expected: Vec<String> = SENTENCES.iter().map(|sentence| format!("default {sentence}")).collect();
+    let expected: Vec<String> = SENTENCES.iter().map(|sentence| format!("default: {sentence}")).collect();
     let shown: Vec<&str> = shown.as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
     assert_eq!(shown.len(), expected.len());
     // The last windows are still open, so that fewer queries have expired than after a replay.
     for (line, expected) in shown.iter().zip(&expected).filter(|(_, expected)| !expected.contains("2666")) {
         assert!(line.starts_with(expected.as_str()), "{expected}: {line}");
     }
+    let reward =
+        "[...document.querySelectorAll('#rewards-funnel div')].map(row => row.innerText.replaceAll(/\\s+/g, ' '))";
+    let rewards = browser.eval(reward);
+    let has = |line: String| rewards.as_array().unwrap().iter().any(|row| row.as_str().unwrap().starts_with(&line));
+    assert!(has(format!("further {BOUGHT} ")) && has("clipped 0 ".to_owned()), "{rewards}");
     browser.picture("warnings");
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
