@@ -122,7 +122,8 @@ fn share(part: u64, all: u64) -> f64 {
 
 fn all_rewards_equal(Evidence { rule, counts, learned, .. }: Evidence<'_>) -> Finding {
     let reward = learned.only_reward().filter(|_| learned.number() >= EQUAL_REWARDS_MIN)?;
-    let nothing = format!("every reward is {reward}: there is nothing to learn from.");
+    // It was scaled to 0..1 and back.
+    let nothing = format!("every reward is {}: there is nothing to learn from.", (reward * 1e6).round() / 1e6);
     if share(learned.clipped, learned.rewarded) > UNREWARDED_MAX {
         let (low, high) = learned.range();
         let advice =

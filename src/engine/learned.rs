@@ -63,7 +63,7 @@ impl Learned {
         Some(LearnedRecord { range, examples: examples.clone(), rewarded, clipped, least, greatest })
     }
 
-    /// As it was saved, with the same models; starts anew under another range. `None` if the record contradicts itself.
+    /// As it was saved, with the same models; starts over under another range. `None` if the record contradicts itself.
     pub(super) fn from_record(record: Option<LearnedRecord>, models: usize, spec: &RewardSpec) -> Option<Self> {
         let new = Self::new(models, spec);
         let Some(LearnedRecord { range, examples, rewarded, clipped, least, greatest }) = record else {
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(Learned::from_record(learned.to_record(), 2, &SPEC), Some(learned.clone()));
         assert_eq!(Learned::from_record(None, 2, &SPEC), Some(of(&[])));
         let wider = RewardSpec { high: 5.0, ..SPEC };
-        assert_eq!(Learned::from_record(learned.to_record(), 2, &wider), Some(Learned::new(2, &wider)), "starts anew");
+        assert_eq!(Learned::from_record(learned.to_record(), 2, &wider), Some(Learned::new(2, &wider)), "starts over");
         let damages: [fn(&mut LearnedRecord); 8] = [
             |record| record.examples.push(0),
             |record| record.examples = vec![0, 0],

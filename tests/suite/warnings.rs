@@ -41,11 +41,11 @@ fn site(config: &str) -> Site {
 
 /// Warnings by their code and their key; each sentence names its key.
 fn codes(warnings: &Value) -> Vec<(&str, &str)> {
-    let of = |warning| {
-        let part = |key: &str| -> &str { Value::as_str(&Value::get(warning, key).unwrap()).unwrap() };
-        assert!(part("text").contains(part("key")), "{warning}");
-        (part("code"), part("key"))
-    };
+    fn of(warning: &Value) -> (&str, &str) {
+        let [code, key, text] = ["code", "key", "text"].map(|part| warning[part].as_str().unwrap());
+        assert!(text.contains(key), "{warning}");
+        (code, key)
+    }
     warnings.as_array().unwrap().iter().map(of).collect()
 }
 
