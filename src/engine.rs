@@ -20,6 +20,7 @@
 //! `default` and listed spaces always fit and are never evicted. Requests of evicted spaces are counted `evicted`. All of
 //! this depends on the order of events alone.
 
+mod learned;
 mod probation;
 
 use std::borrow::Cow;
@@ -38,6 +39,7 @@ use crate::hpg::spectra::Eigen;
 use crate::joiner::{BadJoin, JoinCounts, JoinSpec, Joined, Joiner, Payload};
 use crate::learner::{BadState, Trainer};
 use crate::router::Policy;
+use crate::warnings::{self, Evidence, Warning};
 use crate::wire::envelope::{self, Damaged};
 use crate::wire::events::{Bad, Parser, Propensities, QueryEvent, RewardEvent};
 use crate::wire::export::Spectrum;
@@ -48,6 +50,7 @@ pub use crate::wire::records::keys::{is_of_lane, learner as learner_key, space_o
 use crate::wire::records::lane::{BucketRecord, DroppedRecord, LaneRecord};
 use crate::wire::records::request::{DecisionRecord, PropensitiesRecord, RequestRecord};
 use crate::wire::records::space::SpaceRecord;
+pub use learned::Learned;
 use probation::{Held, Probation};
 
 /// The input of an event.
@@ -288,6 +291,8 @@ pub struct Engine {
 struct Space {
     /// Absent in the lobby: until its first query.
     trainer: Option<Trainer>,
+    /// What its examples were. Absent in the lobby.
+    learned: Option<Learned>,
     joiner: Joiner<Decision>,
     /// Events that are too far ahead of the others to be believed yet.
     probation: Probation,
@@ -421,6 +426,8 @@ pub struct SpaceView {
     pub eigens: Vec<Eigen>,
     /// Estimated lift of routing.
     pub worth: Option<WorthView>,
+    /// Warnings about its log.
+    pub warnings: Vec<Warning>,
 }
 
 impl Engine {
@@ -625,6 +632,11 @@ impl Engine {
         self.trainer(space)?.worth()
     }
 
+    /// Warnings about the log of a space.
+    pub fn warnings(&self, space: &Name) -> Vec<Warning> {
+        self.spaces.get(space).map(Space::warnings).unwrap_or_default()
+    }
+
     /// The policy of a space, in the routing form.
     pub fn policy(&self, space: &Name) -> Option<Policy> {
         self.trainer(space).map(Trainer::policy)
@@ -811,6 +823,7 @@ impl Engine {
             retired: space.retired.iter().cloned().collect(),
             eigens: trainer.eigens(),
             worth: trainer.worth(),
+            warnings: space.warnings(),
         })
     }
 
@@ -909,7 +922,9 @@ impl Engine {
         }
         let Some(space) = self.spaces.get_mut(name) else { return Ok(()) };
         self.lobby.number -= 1;
-        space.trainer = Some(Trainer::new(self.settings.space(name).clone()));
+        let spec = self.settings.space(name);
+        space.learned = Some(Learned::new(spec.models.len(), &self.settings.reward));
+        space.trainer = Some(Trainer::new(spec.clone()));
         space.joiner.set_spec(self.settings.join.clone());
         space.touched = true;
         if space.is_saved {
@@ -1022,7 +1037,8 @@ impl Space {
     fn waiting(join: JoinSpec) -> Self {
         let (joiner, probation) = (Joiner::new(join), Probation::new());
         let retired = BTreeSet::new();
-        Self { trainer: None, joiner, probation, retired, is_blank: true, touched: true, is_saved: false }
+        let (trainer, learned) = (None, None);
+        Self { trainer, learned, joiner, probation, retired, is_blank: true, touched: true, is_saved: false }
     }
 
     /// Whether it is in the lobby.
@@ -1042,6 +1058,7 @@ impl Space {
             retired: self.retired.clone(),
             join: self.joiner.to_record(),
             probation: self.probation.to_record(),
+            learned: self.learned.as_ref().and_then(Learned::to_record),
         }
     }
 
@@ -1049,7 +1066,7 @@ impl Space {
         let SpaceParts { space, lobby, trainer, requests, old_ids } = parts;
         let bad_join = |problem| BadSnapshot::Join { space: name.to_string(), problem };
         let is_created = space.is_some();
-        let SpaceRecord { models, retired, join, probation } = match (space, lobby) {
+        let SpaceRecord { models, retired, join, probation, learned } = match (space, lobby) {
             (Some(record), None) => record,
             (None, Some(record)) if trainer.is_none() => record,
             _ => return Err(BadSnapshot::Stray),
@@ -1059,6 +1076,7 @@ impl Space {
         let probation = Probation::from_record(probation, name, parser).ok_or_else(|| bad_join(BadJoin))?;
         let mut restored = Self {
             trainer: None,
+            learned: None,
             joiner,
             probation,
             retired,
@@ -1067,8 +1085,10 @@ impl Space {
             is_saved: true,
         };
         if is_created {
+            let learned = Learned::from_record(learned, models.len(), &settings.reward);
+            restored.learned = Some(learned.ok_or_else(|| bad_join(BadJoin))?);
             restored.restore_created(settings, name, models, trainer.as_deref())?;
-        } else if restored.joiner.waiting().next().is_some() {
+        } else if learned.is_some() || restored.joiner.waiting().next().is_some() {
             return Err(bad_join(BadJoin));
         } else {
             restored.set_join(Lobby::spec(&settings.join));
@@ -1097,6 +1117,7 @@ impl Space {
             let places: Vec<Option<usize>> =
                 spec.models.iter().map(|model| models.iter().position(|old| old == model)).collect();
             self.joiner.remap(|decision| decision.remap(&places));
+            self.learned = Some(Learned::new(spec.models.len(), &settings.reward));
             self.retired.extend(models);
             self.touched = true;
         }
@@ -1134,6 +1155,12 @@ impl Space {
         Counts { join, applied, ..Counts::default() }
     }
 
+    fn warnings(&self) -> Vec<Warning> {
+        let Some((trainer, learned)) = self.trainer.as_ref().zip(self.learned.as_ref()) else { return Vec::new() };
+        let (models, rule) = (&trainer.spec().models, self.joiner.spec());
+        warnings::warnings(Evidence { models, rule, counts: self.joiner.counts(), learned })
+    }
+
     /// Takes back an event that still waits for its counterpart; false if it does not.
     fn withdraw(&mut self, input: &Input) -> bool {
         match &input.event {
@@ -1154,15 +1181,23 @@ impl Space {
         applied: &mut Vec<Applied>,
     ) {
         self.is_blank &= joined.is_empty();
-        for Joined { request_id, ts_ms, payload, reward, rewarded_ms, .. } in joined {
-            let reward = settings.reward.unit(reward);
+        for Joined { request_id, ts_ms, payload, reward, defaulted, rewarded_ms } in joined {
             let model = usize::from(payload.model);
+            let (reward, is_clipped) = self.learned_mut().add(model, reward, defaulted, &settings.reward);
+            if is_clipped {
+                self.joiner.count_clipped();
+            }
             let example = self.example(payload, reward, settings.missing_propensities);
             let shown = shows_examples.then(|| example.clone());
             self.trainer_mut().learn(example).expect("checked against this space when it came");
             let latency_ms = rewarded_ms.map(|rewarded_ms| rewarded_ms.saturating_sub(ts_ms));
             applied.push(Applied { space: name.clone(), request_id, model, reward, latency_ms, example: shown });
         }
+    }
+
+    /// The summary of a space that has had a query.
+    fn learned_mut(&mut self) -> &mut Learned {
+        self.learned.as_mut().expect("what is joined had a query, which came with a learner")
     }
 
     /// The learner of a space that has had a query.
@@ -1498,6 +1533,58 @@ mod tests {
             [Applied { space, request_id: "r".to_owned(), model: 1, reward: 0.0, latency_ms: Some(1), example: None }],
             "-3 is clipped"
         );
+    }
+
+    /// A request of model `a` with these rewards, each a millisecond after the one before.
+    fn rewarded(engine: &mut Engine, id: &str, rewards: &[f64]) {
+        step(engine, Side::Query, &query_of("default", id, 1));
+        for (i, reward) in rewards.iter().enumerate() {
+            let text = format!(r#"{{"request_id":"{id}","ts_ms":{},"reward":{reward}}}"#, i + 2);
+            step(engine, Side::Reward, &text);
+        }
+    }
+
+    fn restarted(engine: &mut Engine, set: &str) -> Engine {
+        let settings = toml::from_str::<Config>(set).unwrap().check().unwrap();
+        let records = engine.take_changes().into_iter().filter_map(|(key, value)| Some((key, value?)));
+        Engine::restore(settings, engine.head(), records).unwrap()
+    }
+
+    #[test]
+    fn a_clipped_reward_counts_once_after_aggregation() {
+        // Under `first` only the first is learned; the sum of the last request is out of range, none of its parts is.
+        for (aggregate, clipped, further) in [("first", 1, 3), ("sum", 2, 0), ("max", 1, 0)] {
+            let mut lane = engine(&format!("{SMALL}[join]\naggregate = \"{aggregate}\""));
+            for (id, rewards) in [("r", &[1.5, 2.5][..]), ("s", &[0.5]), ("t", &[0.75, 0.5, 0.5])] {
+                rewarded(&mut lane, id, rewards);
+            }
+            lane.finish();
+            let rewards = lane.counts().join.rewards;
+            assert_eq!((rewards.clipped, rewards.further), (clipped, further), "{aggregate}");
+            assert!(lane.counts().join.balance() && rewards.duplicate == further);
+        }
+    }
+
+    #[test]
+    fn the_summary_of_examples_survives_a_restart_unless_its_terms_change() {
+        let mut lane = engine(SMALL);
+        (0..3).for_each(|i| rewarded(&mut lane, &format!("r{i}"), &[3.0, 0.5]));
+        let name = Name::default_space();
+        let summary = |lane: &Engine| lane.spaces[&name].learned.clone().unwrap();
+        let found = summary(&lane);
+        assert_eq!((found.number(), found.clipped, found.only_reward()), (3, 3, Some(1.0)));
+        let (same, mut lane) = (found, restarted(&mut lane, SMALL));
+        assert_eq!(summary(&lane), same);
+        rewarded(&mut lane, "r3", &[0.0]);
+        assert_eq!((summary(&lane).examples, summary(&lane).only_reward()), (vec![4, 0, 0], None));
+        for set in [format!("{SMALL}[reward]\nrange = [0.0, 3.0]"), SMALL.replace("\"c\"", "\"d\"")] {
+            let mut store = engine(SMALL);
+            rewarded(&mut store, "r", &[3.0, 0.5]);
+            let other = restarted(&mut store, &set);
+            assert_eq!(summary(&other).number(), 0, "{set}");
+            let rewards = other.counts().join.rewards;
+            assert_eq!((rewards.clipped, rewards.further), (1, 1), "counts stay");
+        }
     }
 
     #[test]

@@ -30,6 +30,9 @@
 //! | evicted | it was held for a request that was evicted |
 //! | pending | none of these yet |
 //!
+//! Two counts are parts of these: *further* are the duplicates that repeat no reward of their request, so that `first`
+//! ignores them; *clipped* are the used rewards, each after aggregation, that the caller found outside of the range.
+//!
 //! A reward's identity is its `event_id`, or without one its (`ts_ms`, reward). A request is finished when its query
 //! has joined, expired or been evicted. It is then remembered, with the identities of its rewards, until T is past both
 //! its end + `remember_ms` and its window, so that a query that is sent again is never learned again, however short
@@ -177,6 +180,10 @@ pub struct RewardCounts {
     pub evicted: u64,
     /// Are held for an open window, or wait for their query.
     pub pending: u64,
+    /// Part of `duplicate`: come second under `first`, and repeat no other.
+    pub further: u64,
+    /// Part of `used`: were clipped, each after aggregation.
+    pub clipped: u64,
 }
 
 impl AddAssign for JoinCounts {
@@ -197,6 +204,8 @@ impl AddAssign for JoinCounts {
         r.orphaned += other.rewards.orphaned;
         r.evicted += other.rewards.evicted;
         r.pending += other.rewards.pending;
+        r.further += other.rewards.further;
+        r.clipped += other.rewards.clipped;
     }
 }
 
@@ -332,6 +341,11 @@ impl<P: Payload> Joiner<P> {
             self.hold(request_id, identity, held, out);
         }
         self.keep_bounds();
+    }
+
+    /// Counts a reward that was joined and had to be clipped.
+    pub fn count_clipped(&mut self) {
+        self.counts.rewards.clipped += 1;
     }
 
     /// Counts a query whose model was removed.
@@ -540,8 +554,12 @@ impl<P: Payload> Joiner<P> {
     /// Judges a reward whose request is finished.
     fn follow_up(&mut self, request_id: &str, ts_ms: i64, identity: u64) {
         let Some(finished) = self.memory.finished.get(request_id) else { return };
-        if finished.settled || finished.seen.contains(&identity) {
+        if finished.has_seen(identity) {
             self.counts.rewards.duplicate += 1;
+        } else if finished.settled != Settled::No {
+            self.counts.rewards.duplicate += 1;
+            self.counts.rewards.further += 1;
+            self.memory.note_reward(request_id, identity);
         } else if later(ts_ms, self.spec.early_ms) < finished.ts_ms {
             self.counts.rewards.orphaned += 1;
         } else {
@@ -569,7 +587,7 @@ impl<P: Payload> Joiner<P> {
             let (request_id, rewarded_ms) = (id.as_str().to_owned(), rewards.values().map(|held| held.ts_ms).min());
             out.push(Joined { request_id, ts_ms, payload, reward, defaulted, rewarded_ms });
         }
-        let settled = self.is_first() && !defaulted;
+        let settled = if self.is_first() { Settled::by(&rewards) } else { Settled::No };
         self.remember(id, ts_ms, end_ms, settled, &rewards);
     }
 
@@ -589,12 +607,13 @@ impl<P: Payload> Joiner<P> {
         self.counts.queries.joined += 1;
         self.counts.rewards.used += used;
         self.counts.rewards.duplicate += number - used;
+        self.counts.rewards.further += number - used;
         self.spec.aggregate.of(rewards)
     }
 
-    fn remember(&mut self, id: Id, ts_ms: i64, end_ms: i64, settled: bool, rewards: &Rewards) {
+    fn remember(&mut self, id: Id, ts_ms: i64, end_ms: i64, settled: Settled, rewards: &Rewards) {
         let until_ms = later(end_ms, self.spec.remember_ms).max(self.deadline(ts_ms));
-        let seen = if settled { BTreeSet::new() } else { rewards.keys().copied().collect() };
+        let seen = rewards.keys().copied().filter(|identity| settled != Settled::By(*identity)).collect();
         self.memory.put(id, Finished { ts_ms, until_ms, settled, seen });
     }
 
@@ -615,7 +634,7 @@ impl<P: Payload> Joiner<P> {
         // A request of which only rewards were seen is not finished: its query may come yet.
         if let Some(asked) = request.query {
             self.counts.queries.evicted += 1;
-            self.remember(id, asked.ts_ms, self.deadline(asked.ts_ms), false, &request.rewards);
+            self.remember(id, asked.ts_ms, self.deadline(asked.ts_ms), Settled::No, &request.rewards);
         }
     }
 
@@ -638,33 +657,33 @@ impl<P: Payload> Joiner<P> {
 }
 
 impl JoinCounts {
-    /// Whether the outcomes sum up to what was read, on both sides.
+    /// Whether the outcomes sum up to what was read, on both sides, and the parts do not exceed them.
     pub fn balance(&self) -> bool {
         let (q, r) = (&self.queries, &self.rewards);
         let queries = [q.retired, q.duplicate, q.late, q.joined, q.expired, q.evicted, q.pending];
         let rewards = [r.used, r.duplicate, r.late, r.orphaned, r.evicted, r.pending];
         // Wider than a count: damaged ones must not overflow.
         let sum = |outcomes: &[u64]| outcomes.iter().copied().map(u128::from).sum::<u128>();
-        sum(&queries) == u128::from(q.read) && sum(&rewards) == u128::from(r.read)
+        let parts = r.further <= r.duplicate && r.clipped <= r.used;
+        sum(&queries) == u128::from(q.read) && sum(&rewards) == u128::from(r.read) && parts
     }
 
     /// As they are saved.
     pub fn to_record(&self) -> JoinCountsRecord {
         let QueryCounts { read, retired, duplicate, late, joined, expired, evicted, pending } = self.queries;
         let queries = QueryCountsRecord { read, retired, duplicate, late, joined, expired, evicted, pending };
-        let RewardCounts { read, used, duplicate, late, orphaned, evicted, pending } = self.rewards;
-        JoinCountsRecord {
-            queries,
-            rewards: RewardCountsRecord { read, used, duplicate, late, orphaned, evicted, pending },
-        }
+        let RewardCounts { read, used, duplicate, late, orphaned, evicted, pending, further, clipped } = self.rewards;
+        let rewards = RewardCountsRecord { read, used, duplicate, late, orphaned, evicted, pending, further, clipped };
+        JoinCountsRecord { queries, rewards }
     }
 
     /// As they were saved; `None` if they do not balance or no log can have so many events.
     pub fn from_record(record: JoinCountsRecord) -> Option<Self> {
         let QueryCountsRecord { read, retired, duplicate, late, joined, expired, evicted, pending } = record.queries;
         let queries = QueryCounts { read, retired, duplicate, late, joined, expired, evicted, pending };
-        let RewardCountsRecord { read, used, duplicate, late, orphaned, evicted, pending } = record.rewards;
-        let rewards = RewardCounts { read, used, duplicate, late, orphaned, evicted, pending };
+        let RewardCountsRecord { read, used, duplicate, late, orphaned, evicted, pending, further, clipped } =
+            record.rewards;
+        let rewards = RewardCounts { read, used, duplicate, late, orphaned, evicted, pending, further, clipped };
         let counts = Self { queries, rewards };
         (counts.balance() && queries.read.max(rewards.read) <= COUNT_MAX).then_some(counts)
     }
@@ -760,9 +779,27 @@ struct Finished {
     /// Event time of the query.
     ts_ms: i64,
     until_ms: i64,
-    /// Whether all further rewards are duplicates, whatever their identity.
-    settled: bool,
+    settled: Settled,
+    /// Identities of its rewards, but for the one in `settled`.
     seen: BTreeSet<u64>,
+}
+
+/// Whether all further rewards of a finished request are duplicates, whatever their identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Settled {
+    No,
+    /// By the reward of this identity.
+    By(u64),
+    /// By a reward whose identity was not saved: any further one may repeat it.
+    Unknown,
+}
+
+impl Settled {
+    /// By the first of these rewards, if there is one.
+    fn by(rewards: &Rewards) -> Self {
+        let first = rewards.iter().min_by_key(|(_, held)| (held.ts_ms, held.arrival));
+        first.map_or(Self::No, |(identity, _)| Self::By(*identity))
+    }
 }
 
 /// The requests that wait, with what is needed to find the oldest. Only the requests are saved.
@@ -1020,14 +1057,31 @@ impl Finished {
         1 + self.seen.len()
     }
 
-    fn to_record<D>(&self) -> RequestRecord<D> {
-        let Self { ts_ms, until_ms, settled, ref seen } = *self;
-        RequestRecord::Finished(FinishedRecord { ts_ms, until_ms, settled, seen: seen.iter().copied().collect() })
+    /// Whether a reward repeats another, as far as that is known.
+    fn has_seen(&self, identity: u64) -> bool {
+        self.settled == Settled::Unknown || self.settled == Settled::By(identity) || self.seen.contains(&identity)
     }
 
-    /// As it was saved; `None` if its identities are not in order.
+    fn to_record<D>(&self) -> RequestRecord<D> {
+        let Self { ts_ms, until_ms, settled, ref seen } = *self;
+        let (settled, used) = match settled {
+            Settled::No => (false, None),
+            Settled::By(identity) => (true, Some(identity)),
+            Settled::Unknown => (true, None),
+        };
+        let seen = seen.iter().copied().collect();
+        RequestRecord::Finished(FinishedRecord { ts_ms, until_ms, settled, used, seen })
+    }
+
+    /// As it was saved; `None` if its identities are not in order, or it was learned without being settled.
     fn from_record(record: FinishedRecord) -> Option<Self> {
-        let FinishedRecord { ts_ms, until_ms, settled, seen } = record;
+        let FinishedRecord { ts_ms, until_ms, settled, used, seen } = record;
+        let settled = match (settled, used) {
+            (false, None) => Settled::No,
+            (true, None) => Settled::Unknown,
+            (true, Some(identity)) if !seen.contains(&identity) => Settled::By(identity),
+            _ => return None,
+        };
         let in_order = seen.is_sorted_by(|a, b| a < b);
         in_order.then(|| Self { ts_ms, until_ms, settled, seen: seen.into_iter().collect() })
     }
@@ -1150,13 +1204,19 @@ mod tests {
             WIDE,
             "q a 0      -> query pending
              r a 1 0.5  -> query joined, reward used, a@0=0.5
-             r a 2 0.7  -> reward duplicate
+             r a 2 0.7  -> reward duplicate, reward further
+             r a 11 0.7 -> reward duplicate, reward further
+             r a -9 0.7 -> reward duplicate, reward further
+             r a 1 0.5  -> reward duplicate
              r a 11 0.7 -> reward duplicate
-             r a -9 0.7 -> reward duplicate
+             r a 1 0.6  -> reward duplicate, reward further
              r b 21 0.1 -> reward pending
              r b 22 0.2 -> reward pending
              r b 20 0.3 -> reward pending
-             q b 23     -> query joined, reward used, reward duplicate x2, b@23=0.3
+             q b 23     -> query joined, reward used, reward duplicate x2, reward further x2, b@23=0.3
+             r b 20 0.3 -> reward duplicate
+             r b 22 0.2 -> reward duplicate
+             r b 23 0.2 -> reward duplicate, reward further
              q c 40     -> query pending
              r c 51 1   -> query expired, reward late
              r c 52 1   -> reward late
@@ -1271,7 +1331,7 @@ mod tests {
             "q a 0    -> query pending
              r a 2 1  -> query joined, reward used, a@0=1
              q b 2    -> query pending
-             r a 17 1 -> query expired, reward duplicate
+             r a 17 1 -> query expired, reward duplicate, reward further
              r a 18 1 -> reward pending
              r b 27 1 -> reward late, reward orphaned
              r b 28 1 -> reward pending",
@@ -1282,7 +1342,7 @@ mod tests {
             "q a 0    -> query pending
              r a 2 1  -> query joined, reward used, a@0=1
              q a 0    -> query duplicate
-             r a 10 1 -> reward duplicate
+             r a 10 1 -> reward duplicate, reward further
              q a 0    -> query duplicate
              t 11     -> query retired
              q a 0    -> query late",
@@ -1530,7 +1590,7 @@ mod tests {
         refused(&|head, records| {
             head.remembered += 2;
             records.retain(|(id, _)| id != "f");
-            let f = FinishedRecord { ts_ms: 0, until_ms: 25, settled: false, seen: vec![2, 1] };
+            let f = FinishedRecord { ts_ms: 0, until_ms: 25, settled: false, used: None, seen: vec![2, 1] };
             records.push(("f".into(), RequestRecord::Finished(f)));
         });
         refused(&|head, _| {
@@ -1546,6 +1606,37 @@ mod tests {
             head.counts.queries.joined += 1;
         });
         refused(&|head, _| head.remembered -= 1);
+        refused(&|head, _| head.counts.rewards.further = head.counts.rewards.duplicate + 1);
+        refused(&|head, _| head.counts.rewards.clipped = head.counts.rewards.used + 1);
+        let settled = |settled, used| {
+            RequestRecord::Finished(FinishedRecord { ts_ms: 0, until_ms: 25, settled, used, seen: vec![1] })
+        };
+        let (mut larger, mut records) = (head.clone(), all());
+        larger.remembered += 1;
+        records.retain(|(id, _)| id != "f");
+        records.push(("f".into(), settled(true, Some(2))));
+        assert!(Joiner::restore(larger, records).is_ok());
+        for (is_settled, used) in [(false, Some(2)), (true, Some(1))] {
+            refused(&|head, records| {
+                head.remembered += 1;
+                records.retain(|(id, _)| id != "f");
+                records.push(("f".into(), settled(is_settled, used)));
+            });
+        }
+    }
+
+    #[test]
+    fn a_request_that_was_settled_by_an_unknown_reward_counts_none_as_further() {
+        let mut joiner = exact(WIDE);
+        ["q a 0", "r a 1 1"].into_iter().for_each(|event| drop(Event::parse(event).feed(&mut joiner)));
+        let finished = FinishedRecord { ts_ms: 0, until_ms: 16, settled: true, used: None, seen: Vec::new() };
+        let records = vec![("a".to_owned(), RequestRecord::Finished(finished))];
+        let mut restored: Joiner<Size> = Joiner::restore(joiner.to_record(), records).unwrap();
+        for event in ["r a 1 1", "r a 2 1", "r a 2 1"] {
+            Event::parse(event).feed(&mut restored);
+        }
+        let rewards = restored.counts().rewards;
+        assert_eq!((rewards.used, rewards.duplicate, rewards.further), (1, 3, 0));
     }
 
     proptest! {
@@ -1710,7 +1801,7 @@ mod tests {
     }
 
     /// Every count but what was read, by name.
-    fn outcomes(counts: &JoinCounts) -> [(&'static str, u64); 13] {
+    fn outcomes(counts: &JoinCounts) -> [(&'static str, u64); 14] {
         let (q, r) = (&counts.queries, &counts.rewards);
         [
             ("query retired", q.retired),
@@ -1722,6 +1813,7 @@ mod tests {
             ("query pending", q.pending),
             ("reward used", r.used),
             ("reward duplicate", r.duplicate),
+            ("reward further", r.further),
             ("reward late", r.late),
             ("reward orphaned", r.orphaned),
             ("reward evicted", r.evicted),
@@ -1968,6 +2060,8 @@ mod tests {
         fate: Fate,
         /// The finished query in whose memory it is.
         of: Option<usize>,
+        /// Whether it repeats no other, though it is a duplicate.
+        is_further: bool,
     }
 
     #[derive(Debug, Clone, Copy, PartialEq)]
@@ -2017,8 +2111,10 @@ mod tests {
                 Event::Reward { id, ts, reward, event_id } => {
                     self.pass(*ts, &mut out);
                     let (id, event_id) = (id.clone(), event_id.clone());
-                    let mut new = NaiveReward { id, ts: *ts, reward: *reward, event_id, fate: Fate::Pending, of: None };
+                    let (fate, of, is_further) = (Fate::Pending, None, false);
+                    let mut new = NaiveReward { id, ts: *ts, reward: *reward, event_id, fate, of, is_further };
                     (new.fate, new.of) = self.fate_of_reward(&new);
+                    new.is_further = new.fate == Fate::Duplicate && new.of.is_some();
                     let (id, fate) = (new.id.clone(), new.fate);
                     self.rewards.push(new);
                     if fate == Fate::Pending {
@@ -2093,8 +2189,10 @@ mod tests {
                 self.rewards.iter().any(|old| old.is(new) && old.of == of && fate.is_none_or(|fate| old.fate == fate))
             };
             if let Some(q) = self.remembered(&new.id) {
-                if self.queries[q].settled || known(Some(q), None) {
+                if known(Some(q), None) {
                     (Fate::Duplicate, None)
+                } else if self.queries[q].settled {
+                    (Fate::Duplicate, Some(q))
                 } else if self.reach(new) < i128::from(self.queries[q].ts) {
                     (Fate::Orphaned, None)
                 } else {
@@ -2153,6 +2251,7 @@ mod tests {
             };
             for (i, &r) in held.iter().enumerate() {
                 self.rewards[r].fate = if first && i > 0 { Fate::Duplicate } else { Fate::Used };
+                self.rewards[r].is_further = first && i > 0;
             }
             self.queries[q].fate = if values.is_empty() { Fate::Expired } else { Fate::Joined };
             self.queries[q].settled = first && !values.is_empty();
@@ -2201,7 +2300,9 @@ mod tests {
                 REQUEST_BYTES + id.len() + self.open(id).map_or(0, |q| self.queries[q].size) + rewards
             };
             let remembers = |q: usize| self.queries[q].until.is_some();
-            let seen = |reward: &&NaiveReward| reward.of.is_some_and(|q| remembers(q) && !self.queries[q].settled);
+            // The reward that settled a request is part of its entry.
+            let is_part = |q: usize, reward: &NaiveReward| self.queries[q].settled && reward.fate == Fate::Used;
+            let seen = |reward: &&NaiveReward| reward.of.is_some_and(|q| remembers(q) && !is_part(q, reward));
             Load {
                 requests: waiting.len(),
                 bytes: waiting.iter().map(bytes).sum(),
@@ -2232,6 +2333,8 @@ mod tests {
                     orphaned: rewards(Fate::Orphaned),
                     evicted: rewards(Fate::Evicted),
                     pending: rewards(Fate::Pending),
+                    further: self.rewards.iter().filter(|reward| reward.is_further).count() as u64,
+                    clipped: 0,
                 },
             }
         }

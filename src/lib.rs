@@ -73,6 +73,7 @@
 //!   which owns one learner and everything that all algorithms share.
 //! - [`state`]: the only owner of durable state: restores, commits, verifies and backs up the snapshots of a lane.
 //! - [`snapshot`]: the head of a snapshot. [`store`]: the small ordered maps that hold snapshots.
+//! - [`warnings`]: warnings about what a log says, from counts and a summary of the examples.
 //! - [`dead_letters`]: which dead letters are recorded and which only counted.
 //! - [`query_key`]: keys of queries, computed alike in every language.
 //! - [`router`]: parameters and a query in, a distribution over models out.
@@ -135,4 +136,5 @@ pub mod telemetry;
 pub mod timestamp;
 #[cfg(feature = "daemon")]
 pub mod transport;
+pub mod warnings;
 pub mod wire;

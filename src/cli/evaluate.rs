@@ -9,6 +9,7 @@ use super::contestants::contestants;
 use super::examples::LogArgs;
 use super::output::{outln, width};
 use super::panel::{Panel, Row};
+use super::warned::{self, Warned};
 use super::world::positive_number;
 use super::{Failure, summary};
 use crate::config::Config;
@@ -106,14 +107,16 @@ pub fn on_log(
     let contestants = contestants(algorithms, &log.learner(config)?).map_err(Failure::Usage)?;
     let params = params.iter().map(|path| read_params(path)).collect::<anyhow::Result<Vec<_>>>()?;
     let mut panel = Panel::new(&spec, params, contestants, shown.window)?;
-    log.each(config, "evaluating", |example| panel.see(example, shown.alpha))?;
-    let page = page(log, &panel, shown);
+    let warned = log.each(config, "evaluating", |example| panel.see(example, shown.alpha))?;
+    let page = with_warnings(page(log, &panel, shown), &warned);
     let path = shown.report.as_deref().map(|directory| super::write_page(directory, "evaluate", &page)).transpose()?;
     super::write_pngs(shown.png.as_deref(), "evaluate", &page)?;
     let all = table(&panel.rows(), panel.examples(), shown.alpha, shown.alpha);
     super::write_csv(shown.csv.as_deref(), &[&all])?;
     if shown.json {
-        outln!("{}", to_json(&panel, shown, path.as_deref()))?;
+        let mut value = to_json(&panel, shown, path.as_deref());
+        value["warnings"] = json!(warned);
+        outln!("{value}")?;
         return Ok(());
     }
     outln!("{}", all.text(width()))?;
@@ -124,11 +127,20 @@ pub fn on_log(
             table(&panel.rows_of(&latest), number, shown.alpha, panel.latest_alpha(shown.alpha)).text(width())
         )?;
     }
+    for line in warned::lines(&warned) {
+        outln!("{line}")?;
+    }
     outln!("{}", verdict(&panel.rows(), shown.alpha))?;
     if let Some(path) = path {
         outln!("Report with the lift over time: {}", path.display())?;
     }
     Ok(())
+}
+
+/// The page with the warnings first: the estimates depend on them.
+fn with_warnings(mut page: Page, warned: &[Warned]) -> Page {
+    page.sections.splice(0..0, warned::section(warned));
+    page
 }
 
 fn read_params(path: &Path) -> anyhow::Result<(String, Params)> {

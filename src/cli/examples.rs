@@ -8,6 +8,7 @@ use anyhow::{Context, anyhow};
 use super::Failure;
 use super::logs::LogFiles;
 use super::progress::{Progress, Unit};
+use super::warned::{self, Warned};
 use crate::config::{Config, LearnerConfig, Method};
 use crate::engine::{Applied, Engine};
 use crate::event::{Example, Name};
@@ -40,13 +41,13 @@ impl LogArgs {
         }
     }
 
-    /// Joins the log and passes every example to `show`; returns their number.
+    /// Joins the log and passes every example to `show`; returns the warnings about the space.
     pub fn each(
         &self,
         config: &Config,
         doing: &'static str,
         mut show: impl FnMut(&Example) -> anyhow::Result<()>,
-    ) -> Result<u64, Failure> {
+    ) -> Result<Vec<Warned>, Failure> {
         let space = self.space()?;
         let files = self.files.or_configured(config)?;
         let mut settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
@@ -84,6 +85,6 @@ impl LogArgs {
             let advice = "run `pointsman replay` on the same logs to see what happened to their events";
             return Err(Failure::Run(anyhow!("no example of space {space} in the logs: {advice}")));
         }
-        Ok(number)
+        Ok(warned::of_space(&engine, &space))
     }
 }

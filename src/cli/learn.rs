@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use super::output::outln;
-use super::{Failure, summary};
+use super::{Failure, summary, warned};
 use crate::config::{Config, Settings};
 use crate::http::{Server, learner, raise_descriptor_limit};
 use crate::runner::follow::{Outcome, Run};
@@ -62,6 +62,9 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         .build()
         .context("cannot start the async runtime")?;
     let outcome = runtime.block_on(serve(args, config, settings))?;
+    for line in outcome.iter().flat_map(|outcome| warned::lines(&warned::of(&outcome.engines))) {
+        tracing::warn!("{}", line.trim_start_matches("warning: "));
+    }
     if let Some(outcome) = outcome.filter(|_| args.json) {
         outln!("{}", summary::json(&outcome.engines, outcome.out_of_order))?;
     }

@@ -34,6 +34,7 @@ mod simulate;
 mod snapshots;
 mod summary;
 mod topics;
+mod warned;
 mod world;
 
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@ use super::Failure;
 use super::logs::LogFiles;
 use super::output::{outln, width};
 use super::progress::{Progress, Unit};
-use super::summary;
+use super::{summary, warned};
 use crate::config::{Config, Lanes, Settings, StoreConfig};
 use crate::engine::{Applied, Engine, Side, SpaceView};
 use crate::event::Name;
@@ -106,6 +106,9 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         outln!("{}", summary::json(std::slice::from_ref(&outcome.engine), outcome.out_of_order))?;
     } else {
         outln!("{}", table.text(width()))?;
+        for line in warned::lines(&warned::of([&outcome.engine])) {
+            outln!("{line}")?;
+        }
         for view in outcome.engine.spaces().take(SPACES_SHOWN) {
             if let Some(worth) = &view.worth {
                 outln!("space {}: {}", view.name, summary::space_verdict(worth))?;
@@ -332,9 +335,12 @@ const SPACES_SHOWN: usize = 8;
 fn page(outcome: &Outcome) -> Page {
     let mut sections = vec![Section {
         heading: "Events".to_owned(),
-        text: Some("Every event is counted in exactly one of these rows.".to_owned()),
+        text: Some(
+            "Every event is counted in exactly one of these rows; \"of these\" are part of the row above.".to_owned(),
+        ),
         body: vec![Block::Table(summary::table(&outcome.engine, outcome.out_of_order))],
     }];
+    sections.extend(warned::section(&warned::of([&outcome.engine])));
     let spaces: Vec<SpaceView> = outcome.engine.spaces().collect();
     sections.extend(spaces.iter().take(SPACES_SHOWN).map(|view| space_section(view, outcome.trends.get(&view.name))));
     if spaces.len() > SPACES_SHOWN {

@@ -11,7 +11,7 @@ use super::client::{self, Trust};
 use super::output::{outln, width};
 use super::params::utc;
 use super::progress::{Progress, Unit};
-use super::{Failure, summary};
+use super::{Failure, summary, warned};
 use crate::config::Config;
 use crate::event::{ModelName, Name};
 use crate::files;
@@ -334,6 +334,9 @@ fn show(place: Place<'_>, generation: Option<u64>, csv: Option<&Path>, json: boo
         return Ok(());
     }
     outln!("{}", table.text(width()))?;
+    for line in warned::lines(&warned::of([&opened.engine])) {
+        outln!("{line}")?;
+    }
     outln!("generation {}, epoch {}, created {}", opened.generation, opened.head.epoch, utc(opened.head.created_ms))?;
     for view in opened.engine.spaces() {
         let models: Vec<&str> = view.models.iter().map(ModelName::as_str).collect();

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::warned;
 use crate::engine::{Counts, Engine, SpaceView, Totals};
 use crate::evaluate::judge::Range;
 use crate::evaluate::worth::{Lift, Verdict, WorthView};
@@ -31,6 +32,8 @@ pub fn json(engines: &[Engine], out_of_order: u64) -> Value {
         "joined": q.joined,
         "expired": q.expired,
         "duplicates": q.duplicate + r.duplicate,
+        "further": r.further,
+        "clipped": r.clipped,
         "retired": q.retired,
         "late": q.late + r.late,
         "orphaned": r.orphaned,
@@ -44,6 +47,7 @@ pub fn json(engines: &[Engine], out_of_order: u64) -> Value {
         "mean_reward": mean_reward,
         "version": spaces.iter().map(|view| view.version).sum::<u64>(),
         "spaces": spaces.iter().map(space).collect::<serde_json::Map<_, _>>(),
+        "warnings": warned::of(engines),
         "state_digest": digest(engines),
     })
 }
@@ -98,11 +102,13 @@ pub fn space_verdict(worth: &WorthView) -> String {
 pub fn table(engine: &Engine, out_of_order: u64) -> Table {
     let Counts { queries_dead, rewards_dead, dead_unrecorded, join, applied } = engine.counts();
     let (q, r) = (join.queries, join.rewards);
-    let lines: [(&str, Option<u64>, Option<u64>); 10] = [
+    let lines: [(&str, Option<u64>, Option<u64>); 12] = [
         ("read", Some(queries_dead + q.read), Some(rewards_dead + r.read)),
         ("joined, used", Some(q.joined), Some(r.used)),
+        ("of these clipped", None, Some(r.clipped)),
         ("expired", Some(q.expired), None),
         ("duplicate", Some(q.duplicate), Some(r.duplicate)),
+        ("of these further (ignored)", None, Some(r.further)),
         ("late", Some(q.late), Some(r.late)),
         ("retired", Some(q.retired), None),
         ("orphaned", None, Some(r.orphaned)),

@@ -19,12 +19,16 @@ use crate::engine::{Counts, Engine, Side, Tally, Totals};
 use crate::evaluate::worth::WorthView;
 use crate::transport::kafka::unreadable::Unreadable;
 use crate::transport::{lock, now_ms};
+use crate::warnings::{Code as WarningCode, Warning};
 
 /// Maximum number of spaces reported one by one; the rest is aggregated as `other`.
 const TOLD_MAX: usize = 2000;
 
 /// Maximum number of spaces with history, in order of appearance.
 const PAST_MAX: usize = 50;
+
+/// Maximum number of warnings on the page.
+const WARNINGS_MAX: usize = 20;
 
 /// Initial interval of history points.
 const PAST_EVERY_MS: u64 = 1000;
@@ -71,6 +75,8 @@ pub struct SpaceNews {
     pub lift: Option<Lift>,
     /// All estimates: over all and over recent examples, of every evaluated policy.
     pub worth: Option<WorthView>,
+    /// Warnings about its log.
+    pub warnings: Vec<Warning>,
 }
 
 /// Policy value, estimated from logged examples.
@@ -125,8 +131,21 @@ impl News {
             space.add(&tally);
             space.worth = engine.worth(tally.name).filter(|_| told);
             space.lift = space.worth.as_ref().map(Lift::of);
+            space.warnings = if told { engine.warnings(tally.name) } else { Vec::new() };
         }
         Self { counts, mean_reward, out_of_order, spaces, ..Self::default() }
+    }
+
+    /// All warnings, by space.
+    fn warnings(&self) -> impl Iterator<Item = Value> {
+        let of = |(name, space): (&String, &SpaceNews)| {
+            space
+                .warnings
+                .iter()
+                .map(|Warning { code, text, key }| json!({"space": name, "code": code, "text": text, "key": key}))
+                .collect::<Vec<_>>()
+        };
+        self.spaces.iter().flat_map(of)
     }
 
     /// Total lag of all partitions.
@@ -324,6 +343,8 @@ impl Status {
                 "update_s": self.facts.update.quantile(&self.facts.update.counts(), 0.5),
                 "join_s": self.facts.join.quantile(&self.facts.join.counts(), 0.5),
                 "spaces": found.iter().take(SPACES_MAX).copied().map(row).collect::<Vec<_>>(),
+                "warnings": news.warnings().take(WARNINGS_MAX).collect::<Vec<_>>(),
+                "warnings_all": news.warnings().count(),
                 "spaces_found": found.len(),
                 "spaces_all": news.spaces.len(),
                 "space": space,
@@ -424,6 +445,12 @@ struct Space {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SpaceWarning {
+    space: String,
+    code: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Model {
     space: String,
     model: String,
@@ -495,6 +522,11 @@ fn of_events(sheet: &mut Sheet, news: &News, log: &Log) {
     ];
     let events = events.map(|(kind, outcome, number)| (Outcome { kind, outcome }, number));
     sheet.counters("events", "Events read, by kind and outcome", events);
+    let parts = |number: u64| [(Vec::<(String, String)>::new(), number)];
+    let about = "Rewards ignored since their request has one: part of the duplicate ones";
+    sheet.counters("rewards_further", about, parts(rewards.further));
+    let about = "Rewards learned clipped to reward.range, each after aggregation: part of the used ones";
+    sheet.counters("rewards_clipped", about, parts(rewards.clipped));
     let dead = log.dead.iter().map(|((side, reason), number)| (Reason { kind: kind(*side), reason }, *number));
     sheet.counters("dead_letters", "Dead letters since the process started, by kind and reason", dead);
     let unrecorded = [(Vec::<(String, String)>::new(), news.counts.dead_unrecorded)];
@@ -545,6 +577,11 @@ fn of_spaces(sheet: &mut Sheet, news: &News, named: &[String], log: &Log) {
     let single = || spaces().filter(|(label, _)| label.space != OTHER);
     let mean = single().map(|(space, news)| (space, news.mean_reward()));
     sheet.gauges("mean_reward", "Mean of the rewards learned from, scaled to 0..1", mean);
+    let warnings = spaces().flat_map(|(Space { space }, news)| {
+        let has = |code| u64::from(news.warnings.iter().any(|warning| warning.code == code));
+        WarningCode::ALL.map(|code| (SpaceWarning { space: space.clone(), code: code.as_str() }, has(code)))
+    });
+    sheet.gauges("warnings", "1 while there is a warning about the log of a space", warnings);
     let published = || log.published.iter().map(|(name, published)| (label(name), published));
     let versions = published().map(|(space, published)| (space, published.version));
     sheet.gauges("published_version", "Version of the published parameters", versions);

@@ -130,6 +130,7 @@ mod tests {
             retired: Vec::new(),
             eigens: vec![eigen(vec![2.0, -1.5], vec![0.6, 0.8, 0.0, -0.8, 0.6, 0.0]), eigen(vec![], vec![])],
             worth: None,
+            warnings: Vec::new(),
         }
     }
 

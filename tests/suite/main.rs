@@ -44,3 +44,4 @@ mod stack;
 mod state;
 mod store;
 mod tool;
+mod warnings;

@@ -52,4 +52,36 @@ pub struct RewardCountsRecord {
     pub evicted: u64,
     /// Rewards held for an open window, or for a query that has not come.
     pub pending: u64,
+    /// Part of `duplicate`: rewards that came second under `first` and repeat no other.
+    pub further: u64,
+    /// Part of `used`: rewards that were learned clipped, each after aggregation.
+    pub clipped: u64,
+}
+
+/// The counts without the parts of `duplicate` and `used`: version 1 of the lane's record, 1 to 3 of a space's.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+pub(super) struct JoinCountsRecordV1 {
+    queries: QueryCountsRecord,
+    rewards: RewardCountsRecordV1,
+}
+
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+struct RewardCountsRecordV1 {
+    read: u64,
+    used: u64,
+    duplicate: u64,
+    late: u64,
+    orphaned: u64,
+    evicted: u64,
+    pending: u64,
+}
+
+impl From<JoinCountsRecordV1> for JoinCountsRecord {
+    /// No further and no clipped rewards: those versions did not count them.
+    fn from(old: JoinCountsRecordV1) -> Self {
+        let RewardCountsRecordV1 { read, used, duplicate, late, orphaned, evicted, pending } = old.rewards;
+        let (further, clipped) = (0, 0);
+        let rewards = RewardCountsRecord { read, used, duplicate, late, orphaned, evicted, pending, further, clipped };
+        Self { queries: old.queries, rewards }
+    }
 }

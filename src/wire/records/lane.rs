@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Record;
-use super::counts::JoinCountsRecord;
+use super::counts::{JoinCountsRecord, JoinCountsRecordV1};
 use crate::wire::envelope::{self, Damaged, Kind};
 
 /// Counts of dropped spaces, and the volume of dead letters. A lane without this record has zeros.
@@ -39,17 +39,45 @@ pub struct BucketRecord {
 
 impl Record for LaneRecord {
     const KIND: Kind = Kind::Lane;
-    const VERSION: u16 = 1;
+    const VERSION: u16 = 2;
 
-    fn upgrade(version: u16, _: &[u8]) -> Result<Self, Damaged> {
-        Err(Damaged::unknown_version(version))
+    fn upgrade(version: u16, payload: &[u8]) -> Result<Self, Damaged> {
+        match version {
+            1 => envelope::decode::<LaneRecordV1>(payload).map(Self::from),
+            _ => Err(Damaged::unknown_version(version)),
+        }
+    }
+}
+
+/// Version 1: rewards that are further or clipped were not counted.
+#[derive(Deserialize)]
+struct LaneRecordV1 {
+    dropped: DroppedRecordV1,
+    dead_letters: BucketRecord,
+}
+
+#[derive(Deserialize)]
+struct DroppedRecordV1 {
+    join: JoinCountsRecordV1,
+    applied: u64,
+}
+
+impl From<LaneRecordV1> for LaneRecord {
+    fn from(LaneRecordV1 { dropped, dead_letters }: LaneRecordV1) -> Self {
+        Self { dropped: dropped.into(), dead_letters }
+    }
+}
+
+impl From<DroppedRecordV1> for DroppedRecord {
+    fn from(DroppedRecordV1 { join, applied }: DroppedRecordV1) -> Self {
+        Self { join: join.into(), applied }
     }
 }
 
 impl DroppedRecord {
-    /// From bytes of 0.1: the payload alone.
+    /// From bytes of 0.1: the payload of version 1 alone.
     pub fn open_unversioned(bytes: &[u8]) -> Result<Self, Damaged> {
-        envelope::decode(bytes)
+        envelope::decode::<DroppedRecordV1>(bytes).map(Self::from)
     }
 }
 

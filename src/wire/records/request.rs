@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::wire::envelope::{self, Damaged};
 
 /// Version that is written.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// A request, pending or remembered. `D` is what its query decided: a [`DecisionRecord`] in a store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -89,8 +89,37 @@ pub struct FinishedRecord {
     pub until_ms: i64,
     /// Whether every further reward is a duplicate, whatever its identity: it has joined under `first`.
     pub settled: bool,
-    /// Identities of its rewards, in ascending order, each once. Empty if `settled`.
+    /// If `settled`, the identity of the reward that was learned; absent in requests that version 1 saved.
+    pub used: Option<u64>,
+    /// Identities of its rewards without `used`, in ascending order, each once.
     pub seen: Vec<u64>,
+}
+
+/// Version 1: without the reward that was learned.
+#[derive(Deserialize)]
+enum RequestRecordV1<D> {
+    Pending(PendingRecord<D>),
+    Finished(FinishedRecordV1),
+}
+
+#[derive(Deserialize)]
+struct FinishedRecordV1 {
+    ts_ms: i64,
+    until_ms: i64,
+    settled: bool,
+    seen: Vec<u64>,
+}
+
+impl<D> From<RequestRecordV1<D>> for RequestRecord<D> {
+    /// Which reward was learned is unknown, so that any further one may repeat it.
+    fn from(old: RequestRecordV1<D>) -> Self {
+        match old {
+            RequestRecordV1::Pending(pending) => Self::Pending(pending),
+            RequestRecordV1::Finished(FinishedRecordV1 { ts_ms, until_ms, settled, seen }) => {
+                Self::Finished(FinishedRecord { ts_ms, until_ms, settled, used: None, seen })
+            }
+        }
+    }
 }
 
 impl<D: Serialize> RequestRecord<D> {
@@ -104,14 +133,15 @@ impl<D: DeserializeOwned> RequestRecord<D> {
     /// From bytes of any version.
     pub fn open(bytes: &[u8]) -> Result<Self, Damaged> {
         match envelope::open_short(VERSION, bytes)? {
-            (1, payload) => envelope::decode(payload),
+            (VERSION, payload) => envelope::decode(payload),
+            (1, payload) => Self::open_unversioned(payload),
             (version, _) => Err(Damaged::unknown_version(version.into())),
         }
     }
 
     /// From bytes of 0.1: the payload of version 1 alone.
     pub fn open_unversioned(bytes: &[u8]) -> Result<Self, Damaged> {
-        envelope::decode(bytes)
+        envelope::decode::<RequestRecordV1<D>>(bytes).map(Self::from)
     }
 }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Record;
 use super::clock::{ClockRecord, LargestRecord};
-use super::counts::JoinCountsRecord;
+use super::counts::{JoinCountsRecord, JoinCountsRecordV1};
 use crate::event::ModelName;
 use crate::wire::envelope::{self, Damaged, Kind};
 
@@ -21,6 +21,25 @@ pub struct SpaceRecord {
     pub join: JoinRecord,
     /// Events whose timestamp no other event has confirmed yet.
     pub probation: ProbationRecord,
+    /// What its examples were. Absent before the first.
+    pub learned: Option<LearnedRecord>,
+}
+
+/// What the examples of a space were, since its models or the range of rewards last changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LearnedRecord {
+    /// The configured range of rewards: its lower and its upper end.
+    pub range: (f64, f64),
+    /// Number of examples of each model.
+    pub examples: Vec<u64>,
+    /// Examples with a reward of their own. The others have the default reward.
+    pub rewarded: u64,
+    /// Those of them whose reward was outside the range.
+    pub clipped: u64,
+    /// Least reward of all examples, on the scale of 0..1.
+    pub least: f64,
+    /// Greatest reward of all examples, on the scale of 0..1.
+    pub greatest: f64,
 }
 
 /// The join of a space without its requests.
@@ -126,14 +145,43 @@ pub enum SideRecord {
 
 impl Record for SpaceRecord {
     const KIND: Kind = Kind::Space;
-    const VERSION: u16 = 3;
+    const VERSION: u16 = 4;
 
     fn upgrade(version: u16, payload: &[u8]) -> Result<Self, Damaged> {
         match version {
-            1 => envelope::decode::<SpaceRecordV1>(payload).map(Self::from),
-            2 => envelope::decode::<SpaceRecordV2>(payload).map(Self::from),
+            1 => envelope::decode::<SpaceRecordV1>(payload).map(SpaceRecordV3::from).map(Self::from),
+            2 => envelope::decode::<SpaceRecordV2>(payload).map(SpaceRecordV3::from).map(Self::from),
+            3 => envelope::decode::<SpaceRecordV3>(payload).map(Self::from),
             _ => Err(Damaged::unknown_version(version)),
         }
+    }
+}
+
+/// Version 3: without a summary of the examples, and rewards that are further or clipped were not counted.
+#[derive(Deserialize)]
+struct SpaceRecordV3 {
+    models: Vec<ModelName>,
+    retired: BTreeSet<ModelName>,
+    join: JoinRecordV3,
+    probation: ProbationRecord,
+}
+
+#[derive(Deserialize)]
+struct JoinRecordV3 {
+    spec: JoinSpecRecord,
+    clock: ClockRecord,
+    counts: JoinCountsRecordV1,
+    remembered: u64,
+    horizon_ms: Option<i64>,
+}
+
+impl From<SpaceRecordV3> for SpaceRecord {
+    /// No summary: it begins with the next example.
+    fn from(old: SpaceRecordV3) -> Self {
+        let SpaceRecordV3 { models, retired, join, probation } = old;
+        let JoinRecordV3 { spec, clock, counts, remembered, horizon_ms } = join;
+        let join = JoinRecord { spec, clock, counts: counts.into(), remembered, horizon_ms };
+        Self { models, retired, join, probation, learned: None }
     }
 }
 
@@ -150,16 +198,16 @@ struct SpaceRecordV2 {
 struct JoinRecordV2 {
     spec: JoinSpecRecord,
     clock: ClockRecord,
-    counts: JoinCountsRecord,
+    counts: JoinCountsRecordV1,
     remembered: u64,
 }
 
-impl From<SpaceRecordV2> for SpaceRecord {
+impl From<SpaceRecordV2> for SpaceRecordV3 {
     /// No horizon: that version kept none when a window was lengthened.
     fn from(old: SpaceRecordV2) -> Self {
         let SpaceRecordV2 { models, retired, join, probation } = old;
         let JoinRecordV2 { spec, clock, counts, remembered } = join;
-        Self { models, retired, join: JoinRecord { spec, clock, counts, remembered, horizon_ms: None }, probation }
+        Self { models, retired, join: JoinRecordV3 { spec, clock, counts, remembered, horizon_ms: None }, probation }
     }
 }
 
@@ -175,11 +223,11 @@ struct SpaceRecordV1 {
 struct JoinRecordV1 {
     spec: JoinSpecRecord,
     time_ms: Option<i64>,
-    counts: JoinCountsRecord,
+    counts: JoinCountsRecordV1,
     remembered: u64,
 }
 
-impl From<SpaceRecordV1> for SpaceRecord {
+impl From<SpaceRecordV1> for SpaceRecordV3 {
     /// A single event could set that version's time to anything, so the time counts as one observation of eight. Nothing is
     /// on probation.
     fn from(old: SpaceRecordV1) -> Self {
@@ -190,6 +238,6 @@ impl From<SpaceRecordV1> for SpaceRecord {
         let none = || LargestRecord { most: 64, values: Vec::new() };
         let probation =
             ProbationRecord { trusted_ms: None, recent_queries: none(), recent_rewards: none(), held: Vec::new() };
-        Self { models, retired, join: JoinRecord { spec, clock, counts, remembered, horizon_ms: None }, probation }
+        Self { models, retired, join: JoinRecordV3 { spec, clock, counts, remembered, horizon_ms: None }, probation }
     }
 }

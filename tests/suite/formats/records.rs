@@ -21,9 +21,11 @@ use pointsman::wire::records::keys;
 use pointsman::wire::records::lane::{BucketRecord, DroppedRecord, LaneRecord};
 use pointsman::wire::records::request::{
     DecisionRecord, FinishedRecord, PendingRecord, PropensitiesRecord, QueryRecord, RequestRecord, RewardRecord,
+    VERSION,
 };
 use pointsman::wire::records::space::{
-    AggregateRecord, HeldRecord, JoinRecord, JoinSpecRecord, OnMissingRecord, ProbationRecord, SideRecord, SpaceRecord,
+    AggregateRecord, HeldRecord, JoinRecord, JoinSpecRecord, LearnedRecord, OnMissingRecord, ProbationRecord,
+    SideRecord, SpaceRecord,
 };
 use proptest::prelude::*;
 
@@ -63,6 +65,8 @@ fn counts() -> JoinCountsRecord {
             orphaned: 3,
             evicted: 4,
             pending: 11,
+            further: 1,
+            clipped: 300,
         },
     }
 }
@@ -111,6 +115,14 @@ fn space() -> SpaceRecord {
                 },
             ],
         },
+        learned: Some(LearnedRecord {
+            range: (-1.0, 5.0),
+            examples: vec![300, 400],
+            rewarded: 400,
+            clipped: 3,
+            least: 0.125,
+            greatest: 1.0,
+        }),
     }
 }
 
@@ -130,6 +142,7 @@ fn lobby() -> SpaceRecord {
             recent_rewards: recent(),
             held: Vec::new(),
         },
+        learned: None,
     }
 }
 
@@ -157,17 +170,17 @@ fn requests() -> Vec<(&'static str, RequestRecord)> {
         RequestRecord::Pending(PendingRecord { query, rewards: rewards.to_vec() })
     };
     let full = PropensitiesRecord::Full(Cow::Owned(vec![0.25, 0.75]));
-    let finished = |settled, seen: &[u64]| {
+    let finished = |settled, used, seen: &[u64]| {
         let (ts_ms, until_ms) = (1_731_700_000_000, 1_731_700_720_000);
-        RequestRecord::Finished(FinishedRecord { ts_ms, until_ms, settled, seen: seen.to_vec() })
+        RequestRecord::Finished(FinishedRecord { ts_ms, until_ms, settled, used, seen: seen.to_vec() })
     };
     vec![
         ("full", pending(full, Some(&[0.5, 0.5]), &rewards)),
         ("chosen", pending(PropensitiesRecord::Chosen(0.125), None, &[])),
         ("nothing", pending(PropensitiesRecord::Nothing, None, &rewards[..1])),
         ("early", RequestRecord::Pending(PendingRecord { query: None, rewards })),
-        ("finished", finished(false, &[7, 1 << 40])),
-        ("settled", finished(true, &[])),
+        ("finished", finished(false, None, &[7, 1 << 40])),
+        ("settled", finished(true, Some(7), &[1 << 40])),
     ]
 }
 
@@ -211,8 +224,11 @@ fn shared_head() -> SharedHead {
     SharedHead { instance: "one".to_owned(), partitions: 12, audits: audits.into(), term: 3, lane: head().seal() }
 }
 
+/// With records of the versions of its day: a backup holds them as they were stored.
 fn backup() -> Backup {
-    let records = vec![(keys::lane(), lane().seal()), (keys::space(&name("shop")), space().seal())];
+    let stored = |file: &str| golden(file, &[]);
+    let records =
+        vec![(keys::lane(), stored("record-lane-1.bin")), (keys::space(&name("shop")), stored("record-space-3.bin"))];
     let partition = LaneBackup { lane: "partition-7".to_owned(), generation: 300, head: empty_head().seal(), records };
     let file = LaneBackup { lane: "file".to_owned(), generation: 17, head: head().seal(), records: Vec::new() };
     Backup { lanes: vec![file, partition] }
@@ -252,11 +268,35 @@ fn present_records_equal_their_files() {
     check_record("shared-head", &shared_head());
     check_record("backup", &backup());
     for (name, record) in requests() {
-        let file = format!("record-request-{name}-1.bin");
+        let file = format!("record-request-{name}-{VERSION}.bin");
         let golden = golden(&file, &record.seal());
         assert_eq!(RequestRecord::open(&golden).as_ref(), Ok(&record), "{file}");
         assert!(record.seal() == golden, "{file}: {CHANGED}");
-        assert_eq!(RequestRecord::open_unversioned(&golden[1..]), Ok(record), "{file}: 0.1 wrote no version byte");
+    }
+}
+
+/// Versions without further and clipped rewards, without a summary of the examples, and without the reward that was learned.
+#[test]
+fn records_of_older_versions_are_read() {
+    let uncounted = |mut counts: JoinCountsRecord| {
+        (counts.rewards.further, counts.rewards.clipped) = (0, 0);
+        counts
+    };
+    let others = aggregates().into_iter().zip(["-last", "-sum", "-mean", "-max"]);
+    for (mut record, name) in [(space(), ""), (lobby(), "-lobby")].into_iter().chain(others) {
+        (record.join.counts, record.learned) = (uncounted(record.join.counts), None);
+        assert_eq!(SpaceRecord::open(&golden(&format!("record-space{name}-3.bin"), &[])), Ok(record), "{name}");
+    }
+    let mut record = lane();
+    record.dropped.join = uncounted(record.dropped.join);
+    assert_eq!(LaneRecord::open(&golden("record-lane-1.bin", &[])), Ok(record));
+    for (name, mut record) in requests() {
+        if let (RequestRecord::Finished(finished), "settled") = (&mut record, name) {
+            (finished.used, finished.seen) = (None, Vec::new());
+        }
+        let golden = golden(&format!("record-request-{name}-1.bin"), &[]);
+        assert_eq!(RequestRecord::open(&golden).as_ref(), Ok(&record), "{name}");
+        assert_eq!(RequestRecord::open_unversioned(&golden[1..]), Ok(record), "{name}: 0.1 wrote no version byte");
     }
 }
 
@@ -369,8 +409,14 @@ fn the_first_changes_replace_the_keys_of_0_1() {
     assert_eq!(restored.digest(), digest);
     let mut fresh = Store::new();
     apply(&mut fresh, full_lane().take_changes());
-    // Learners are compared by digest: their record has its own versions.
-    let compared = |store: &Store| store.clone().into_iter().filter(|(key, _)| key[0] != b't').collect::<Store>();
+    // Learners are compared by digest: their record has its own versions. 0.1 kept no summary of the examples.
+    let without_summary = |(key, value): (Vec<u8>, Vec<u8>)| match key[0] {
+        b's' => (key, SpaceRecord { learned: None, ..SpaceRecord::open(&value).unwrap() }.seal()),
+        _ => (key, value),
+    };
+    let compared = |store: &Store| {
+        store.clone().into_iter().filter(|(key, _)| key[0] != b't').map(without_summary).collect::<Store>()
+    };
     assert_eq!(compared(&store), compared(&fresh), "a migrated store equals a new one");
     let mut again = Engine::restore(full_settings(), present.head(), store).unwrap();
     assert_eq!((again.digest(), again.take_changes()), (digest, Vec::new()));
