@@ -26,6 +26,7 @@ mod panel;
 mod parallel;
 mod params;
 mod progress;
+mod rejected;
 mod repartition;
 mod replay;
 mod route;

@@ -12,15 +12,17 @@ use super::Failure;
 use super::logs::LogFiles;
 use super::output::{outln, width};
 use super::progress::{Progress, Unit};
+use super::rejected::{self, FirstEvents};
 use super::summary;
 use crate::config::{Config, Lanes, Settings, StoreConfig};
 use crate::engine::{Applied, Engine, Side, SpaceView};
 use crate::event::Name;
 use crate::merge::MergeState;
 use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
-use crate::runner::{Keeper, Lane, Places, Retry, Stepped};
+use crate::runner::{Keeper, Lane, Places, Retry, Stepped, place_of};
 use crate::state::LocalLane;
 use crate::store::{self, Access, DirStore, ONE_LANE, Shared};
+use crate::telemetry::Reasons;
 use crate::transport::append::Appender;
 use crate::transport::kafka::cluster::Cluster;
 use crate::transport::kafka::consumer::{Ending, Membership, Partition, ReadOptions, Reader};
@@ -116,11 +118,12 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
             outln!("Report with rewards, traffic and spectra: {}", path.display())?;
         }
     }
-    Ok(())
+    rejected::conclude(&outcome.reasons, &outcome.engine.counts(), Some(&args.dead_letters))
 }
 
 struct Outcome {
     engine: Engine,
+    reasons: Reasons,
     out_of_order: u64,
     trends: BTreeMap<Name, Trend>,
 }
@@ -226,10 +229,16 @@ fn drive<S: Log>(
     let progress = Progress::new("replaying", total, unit);
     let start = Instant::now();
     let speed = |events: u64| format!("{events} events, {:.0}/s", events as f64 / start.elapsed().as_secs_f64());
-    let (mut told, mut events) = (0, 0_u64);
+    let (mut told, mut events, mut first) = (0, 0_u64, FirstEvents::default());
     loop {
         match lane.step()? {
-            Stepped::Event(applied) => note(&mut trends, &applied),
+            Stepped::Event { log, is_rejected, applied } => {
+                if first.are_all_rejected(log, is_rejected) {
+                    progress.finish();
+                    return Err(rejected::hopeless(&lane.reasons(), &place_of(&lane.merge, log, 0, 0)));
+                }
+                note(&mut trends, &applied);
+            }
             Stepped::Wait => {
                 wait();
                 continue;
@@ -249,7 +258,8 @@ fn drive<S: Log>(
         note(&mut trends, &lane.close_windows());
     }
     lane.finish()?;
-    Ok(Outcome { out_of_order: lane.merge.out_of_order(), engine: lane.engine, trends })
+    let reasons = lane.reasons();
+    Ok(Outcome { out_of_order: lane.merge.out_of_order(), engine: lane.engine, reasons, trends })
 }
 
 fn note(trends: &mut BTreeMap<Name, Trend>, applied: &[Applied]) {
