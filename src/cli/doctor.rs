@@ -12,7 +12,7 @@ use serde_json::json;
 use super::Failure;
 use super::client::{self, Trust};
 use super::output::{outln, width};
-use super::rejected;
+use super::{outputs, rejected};
 use crate::config::{Config, Method, Settings, TransportKind};
 use crate::engine::{Engine, Input, Side};
 use crate::event::excerpt;
@@ -296,10 +296,9 @@ fn check_store(config: &Config) -> Check {
 
 /// Whether files can be created in a directory, or in the nearest one above it that exists.
 fn check_writable(name: &str, dir: &Path, text: &str) -> Check {
-    let existing = dir.ancestors().find(|path| path.exists() && !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match tempfile::tempfile_in(existing) {
-        Ok(_) => Check::ok(name, text),
-        Err(error) => Check::bad(
+    match outputs::check_directory(dir) {
+        Ok(()) => Check::ok(name, text),
+        Err((existing, error)) => Check::bad(
             Mark::Fail,
             name,
             format!("cannot create files in {}: {error}", existing.display()),

@@ -1,7 +1,7 @@
 //! `pointsman replay`: learns from historical logs.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,12 +11,14 @@ use anyhow::anyhow;
 use super::Failure;
 use super::logs::LogFiles;
 use super::output::{outln, width};
+use super::outputs;
 use super::progress::{Progress, Unit};
 use super::rejected::{self, FirstEvents};
 use super::summary;
 use crate::config::{Config, Lanes, Settings, StoreConfig};
 use crate::engine::{Applied, Engine, Side, SpaceView};
 use crate::event::Name;
+use crate::files;
 use crate::merge::MergeState;
 use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
 use crate::runner::{Keeper, Lane, Places, Retry, Stepped, place_of};
@@ -68,7 +70,7 @@ pub struct Args {
     #[arg(long)]
     keep_open: bool,
     /// Append rejected events to this file, with the reason; created when needed
-    #[arg(long, value_name = "FILE", default_value = "pointsman-dead-letters.jsonl")]
+    #[arg(long, value_name = "FILE", default_value = DEAD_LETTERS)]
     dead_letters: PathBuf,
     /// Write an HTML report to this directory
     #[arg(long, value_name = "DIR")]
@@ -84,6 +86,9 @@ pub struct Args {
     json: bool,
 }
 
+/// Where rejected events are recorded by default.
+const DEAD_LETTERS: &str = "pointsman-dead-letters.jsonl";
+
 const EXAMPLES: &str = "Examples:
   pointsman replay --config shop.toml --queries logs/q-*.zst --rewards logs/r-*.zst --report out
   pointsman replay --config shop.toml --examples searches.parquet --params params
@@ -98,6 +103,7 @@ Exit codes: 0 success, 1 failed while running, 2 invalid usage or configuration.
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
+    check_outputs(args)?;
     let outcome = replay(args, config, &settings)?;
     let page = page(&outcome);
     let report = args.report.as_deref().map(|directory| super::write_page(directory, "replay", &page)).transpose()?;
@@ -119,6 +125,19 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         }
     }
     rejected::conclude(&outcome.reasons, &outcome.engine.counts(), Some(&args.dead_letters))
+}
+
+fn check_outputs(args: &Args) -> anyhow::Result<()> {
+    // The default file is only created if there are dead letters.
+    let letters = Some(args.dead_letters.as_path()).filter(|path| *path != Path::new(DEAD_LETTERS));
+    let directories = [
+        ("--report", args.report.as_deref()),
+        ("--png", args.png.as_deref()),
+        ("--params", args.params.as_deref()),
+        ("--dead-letters", letters.filter(|path| !path.exists()).map(files::parent)),
+    ];
+    let files = [("--csv", args.csv.as_deref()), ("--dead-letters", letters.filter(|path| path.exists()))];
+    outputs::check(&directories, &files)
 }
 
 struct Outcome {
