@@ -48,7 +48,8 @@ const EXAMPLES: &str = "Examples:
       --set transport.kafka.brokers=broker:9092
   pointsman learn --config shop.toml --once --json
 
-Exit codes: 0 stopped by a signal or --once, 1 failed while running, 2 invalid usage or configuration.";
+Exit codes: 0 stopped by a signal or --once, 1 failed while running (also: with --once, all queries or all rewards were
+rejected), 2 invalid usage or configuration.";
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
@@ -71,7 +72,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let (reasons, counts) = (status.facts().reasons(), Totals::of(&outcome.engines).counts);
     rejected::check_usable(&reasons, &counts)?;
     if let Some(warning) = rejected::warning(&reasons, &counts) {
-        tracing::warn!("{}", warning.join("; "));
+        tracing::warn!("{}", warning.iter().map(|line| line.trim_start()).collect::<Vec<_>>().join("; "));
     }
     Ok(())
 }

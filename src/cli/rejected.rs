@@ -139,10 +139,13 @@ pub fn remedy(reason: &Reason) -> String {
                 Side::Query => "events.fields",
                 Side::Reward => "events.reward_fields",
             };
-            let keys = if Format::of(path) == Format::Json { reason.keys.clone() } else { columns(path) };
+            let (has, keys) = match Format::of(path) {
+                Format::Json => ("the event has the fields", reason.keys.clone()),
+                _ => ("the table has the columns", columns(path)),
+            };
             match keys.as_slice() {
                 [] => format!("map the fields of the log in [{section}]"),
-                keys => format!("the event has the fields {}: map them in [{section}]", escape(&keys.join(", "))),
+                keys => format!("{has} {}: map them in [{section}]", escape(&keys.join(", "))),
             }
         }
         "missing-propensities" => "log the probabilities that models were drawn with, or state what they were with \

@@ -98,7 +98,8 @@ To learn from the whole topics first and then continue live:
   pointsman replay --config shop.toml --from-kafka --store data/store --keep-open
   pointsman learn --config shop.toml --set store.dir=data/store
 
-Exit codes: 0 success, 1 failed while running, 2 invalid usage or configuration.";
+Exit codes: 0 success, 1 failed while running (also: all queries or all rewards were rejected), 2 invalid usage or
+configuration.";
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {

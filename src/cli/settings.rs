@@ -305,9 +305,18 @@ impl Layers {
                 Some(permitted) => mistakes::explain_choice(&key, problem, &permitted),
                 None => mistakes::explain(&key, problem, quotes),
             };
-            Mistake { key, problem: explained }
+            let elsewhere = mistakes::is_unknown_key(problem).then(|| elsewhere(&key, &explained)).flatten();
+            Mistake { key, problem: explained + &elsewhere.unwrap_or_default() }
         })
     }
+}
+
+/// Names the key of another section that has the name of an unknown one, unless one like it was named already.
+fn elsewhere(key: &str, explained: &str) -> Option<String> {
+    let name = key.rsplit('.').next()?;
+    let mut known = known_keys().into_iter().filter(|known| known.rsplit('.').next() == Some(name));
+    let known = known.next().filter(|_| !explained.contains("did you mean"))?;
+    Some(format!("; did you mean {known}?"))
 }
 
 /// Rejects lists in place of sections, which would otherwise be read as the values of their keys in order.
@@ -448,6 +457,40 @@ mod tests {
                 None,
                 &["unknown key learner.zzzzzz: the keys here are dim, models, "][..],
             ),
+            (
+                Some("\n[learner]\ndim = 3\n\ntua = 1.0"),
+                None,
+                None,
+                &["pointsman.toml, line 5: unknown key learner.tua: did you mean learner.tau?"][..],
+            ),
+            (
+                Some("dim = 3"),
+                None,
+                None,
+                &["line 1: unknown key dim: the keys here are", "did you mean learner.dim?"][..],
+            ),
+            (Some("a = 1\n[learner]\nalgorithm = \"hgp\""), None, None, &["line 1: unknown key a: "][..]),
+            (
+                Some("[learner]\n\nalgorithm = \"hgp\""),
+                None,
+                None,
+                &["line 3: learner.algorithm = \"hgp\": must be", "did you mean hpg?"][..],
+            ),
+            (
+                Some("[learner]\nmodels = [\n\"a\",\n1]"),
+                None,
+                None,
+                &["line 4: learner.models[1]: must be a string"][..],
+            ),
+            (
+                Some("[transport.kafka]\ntopics = { queres = \"q\" }"),
+                None,
+                None,
+                &["line 2: unknown key transport.kafka.topics.queres: did you mean transport.kafka.topics.queries?"][..],
+            ),
+            (Some("[[learner]]\ndim = 3"), None, None, &["line 1: learner: must be a section, not a list"][..]),
+            (Some("[spaces]\na = 1"), None, None, &["line 2: spaces.a: must be a section"][..]),
+            (Some("[reward]\n\nrange = [0, \"x\"]"), None, None, &["line 3: reward.range[1]: must be a number"][..]),
             (Some("[transport]\nkind = 5"), None, None, &["transport.kind: must be file or kafka"][..]),
             (Some("[transport]\nkind = [5]"), None, None, &["transport.kind: must be file or kafka"][..]),
             (
@@ -465,6 +508,42 @@ mod tests {
             for part in expected {
                 assert!(error.contains(part), "{part:?} is not in: {error}");
             }
+        }
+    }
+
+    #[test]
+    fn bad_values_are_located() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("shop.toml");
+        std::fs::write(&path, "[learner]\ndim = 4\n\ntau = 0\n[spaces.a]\nranks = 3\n").unwrap();
+        let located = |set: &[&str], environment: &[(&str, &str)]| {
+            let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+            let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string()));
+            let (config, sources) = collect(Some(&path), &set, environment).unwrap();
+            let Failure::Usage(error) = sources.locate(&config, Failure::Usage(config.check().unwrap_err().into()))
+            else {
+                panic!("another failure")
+            };
+            format!("{error:#}")
+        };
+        let file = located(&[], &[]);
+        assert!(file.contains("shop.toml, line 4: learner.tau = 0: must be"), "{file}");
+        let space = located(&["learner.tau=1"], &[]);
+        assert!(
+            space.contains("shop.toml, line 6: unknown key spaces.a.ranks: did you mean spaces.a.rank?"),
+            "{space}"
+        );
+        let set = located(&["learner.tau=-1"], &[("POINTSMAN__LEARNER__TAU", "1")]);
+        assert!(set.starts_with("in --set learner.tau: learner.tau = -1: must be"), "{set}");
+        let variable = located(&[], &[("POINTSMAN__LEARNER__TAU", "-1")]);
+        assert!(variable.starts_with("in the environment variable POINTSMAN__LEARNER__TAU: "), "{variable}");
+    }
+
+    #[test]
+    fn every_documented_key_is_known() {
+        let keys = known_keys();
+        for key in ["learner.dim", "learner.tau", "transport.kafka.topics.queries", "http.tls.key", "join.window_ms"] {
+            assert!(keys.iter().any(|known| known == key), "{key} is not in {keys:?}");
         }
     }
 

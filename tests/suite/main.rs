@@ -12,6 +12,7 @@ mod deploy;
 mod docs;
 mod evaluate;
 mod examples;
+mod failures;
 mod fleet;
 mod formats;
 mod gap;
