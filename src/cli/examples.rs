@@ -79,9 +79,9 @@ impl LogArgs {
                     let Sourced { input, start, line, .. } = event;
                     let place = || place_of(&merge, log, start, line);
                     let effects = engine.step_from(input, || place().to_string());
-                    let is_rejected = effects.rejects_its_event();
+                    let rejected = effects.rejects_its_event().then_some(line);
                     count(&mut reasons, effects.dead_letters, place);
-                    if first.are_all_rejected(log, is_rejected) {
+                    if first.are_all_rejected(log, rejected) {
                         progress.finish();
                         return Err(rejected::hopeless(&reasons, &place()).into());
                     }

@@ -26,20 +26,28 @@ pub struct FirstEvents(Vec<Seen>);
 
 #[derive(Default, Clone)]
 struct Seen {
-    rejected: u64,
     is_usable: bool,
+    rejected: u64,
+    /// The last line that was rejected.
+    line: u64,
 }
 
 impl FirstEvents {
-    /// Counts an event of a log. Returns whether it is the last of the first thousand, and all of them were rejected.
-    pub fn are_all_rejected(&mut self, log: usize, is_rejected: bool) -> bool {
+    /// Counts an event of a log, which was rejected in this line (0 where there are no lines) or was not. Returns whether
+    /// the log begins with a thousand rejected lines. A usable event between them may come later, since it waits for the
+    /// events before it.
+    pub fn are_all_rejected(&mut self, log: usize, rejected: Option<u64>) -> bool {
         if self.0.len() <= log {
             self.0.resize(log + 1, Seen::default());
         }
         let seen = &mut self.0[log];
-        seen.is_usable |= !is_rejected;
-        seen.rejected += u64::from(is_rejected);
-        is_rejected && !seen.is_usable && seen.rejected == FIRST_EVENTS
+        let Some(line) = rejected.filter(|_| !seen.is_usable) else {
+            seen.is_usable = true;
+            return false;
+        };
+        seen.rejected += 1;
+        seen.line = seen.line.max(line);
+        seen.rejected >= FIRST_EVENTS && (1..=seen.rejected).contains(&seen.line)
     }
 }
 
@@ -197,12 +205,16 @@ mod tests {
     #[test]
     fn a_log_is_given_up_when_its_first_thousand_events_are_all_rejected() {
         let mut first = FirstEvents::default();
-        let stops = (0..2000).filter(|_| first.are_all_rejected(1, true)).count();
-        assert_eq!(stops, 1);
-        assert!(!first.are_all_rejected(0, false));
-        assert!((0..2000).all(|_| !first.are_all_rejected(0, true)), "one was usable");
-        assert!((1..FIRST_EVENTS).all(|_| !first.are_all_rejected(7, true)));
-        assert!(first.are_all_rejected(7, true));
+        let rejects = |first: &mut FirstEvents, log, lines: std::ops::Range<u64>| {
+            lines.into_iter().position(|line| first.are_all_rejected(log, Some(line)))
+        };
+        assert_eq!(rejects(&mut first, 1, 1..2000), Some(999));
+        assert!(!first.are_all_rejected(0, None));
+        assert_eq!(rejects(&mut first, 0, 2..2000), None, "one was usable");
+        assert_eq!(rejects(&mut first, 2, 2..2000), None, "one before them is still to come");
+        assert_eq!(rejects(&mut first, 7, 1..500), None);
+        assert_eq!(rejects(&mut first, 7, 501..2000), None, "one in between is still to come");
+        assert!((0..2000).all(|_| !first.are_all_rejected(3, Some(0))), "a topic has no lines");
     }
 
     #[test]

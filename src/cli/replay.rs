@@ -252,8 +252,8 @@ fn drive<S: Log>(
     let (mut told, mut events, mut first) = (0, 0_u64, FirstEvents::default());
     loop {
         match lane.step()? {
-            Stepped::Event { log, is_rejected, applied } => {
-                if first.are_all_rejected(log, is_rejected) {
+            Stepped::Event { log, rejected, applied } => {
+                if first.are_all_rejected(log, rejected) {
                     progress.finish();
                     return Err(rejected::hopeless(&lane.reasons(), &place_of(&lane.merge, log, 0, 0)));
                 }

@@ -171,7 +171,7 @@ impl<S: Log> Lane<S> {
                 let begun = Instant::now();
                 let merge = &self.merge;
                 let effects = self.engine.step_from(input, || place_of(merge, log, start, line).to_string());
-                let is_rejected = effects.rejects_its_event();
+                let rejected = effects.rejects_its_event().then_some(line);
                 self.facts.learned(&effects.applied, begun.elapsed());
                 effects.evicted.iter().for_each(|space| self.facts.space_evicted(space));
                 for letter in effects.dead_letters {
@@ -180,7 +180,7 @@ impl<S: Log> Lane<S> {
                 }
                 self.note_applied(&effects.applied);
                 self.events_since += 1;
-                Ok(Stepped::Event { log, is_rejected, applied: effects.applied })
+                Ok(Stepped::Event { log, rejected, applied: effects.applied })
             }
             Next::Wait => Ok(Stepped::Wait),
             Next::End => Ok(Stepped::End),
@@ -385,8 +385,8 @@ pub enum Stepped {
     Event {
         /// The log that it came from.
         log: usize,
-        /// Whether it became a dead letter.
-        is_rejected: bool,
+        /// Its line, or 0 where there are no lines, if it became a dead letter.
+        rejected: Option<u64>,
         /// The examples that were learned from.
         applied: Vec<Applied>,
     },
