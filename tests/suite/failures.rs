@@ -318,11 +318,11 @@ fn a_byte_order_mark_is_ignored_wherever_logs_are_read() {
         write(&r, &rewards);
         assert_eq!(digest(dir.path(), &["--queries", &q, "--rewards", &r]), plain, "{suffix}");
     }
-    let rows: String = (0..30)
+    let rows: String = (0..30_usize)
         .map(|i| {
             format!(
                 "r{i},{},\"[0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8]\",{},0.5,1\n",
-                1_700_000_000_000_u64 + 10 * i,
+                1_700_000_000_000 + 10 * i,
                 ["a", "b"][i % 2]
             )
         })
