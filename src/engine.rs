@@ -153,6 +153,13 @@ pub struct Effects {
     pub evicted: Vec<Name>,
 }
 
+impl Effects {
+    /// Whether the event of the step became a dead letter.
+    pub fn rejects_its_event(&self) -> bool {
+        self.dead_letters.iter().any(|letter| letter.place.is_none())
+    }
+}
+
 /// A dead letter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeadLetter {

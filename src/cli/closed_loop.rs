@@ -87,7 +87,7 @@ impl ClosedLoop {
         self.queries.flush()?;
         self.rewards.flush()?;
         self.directory.scan(&mut self.lane.merge)?;
-        while let Stepped::Event(_) = self.lane.step()? {}
+        while let Stepped::Event { .. } = self.lane.step()? {}
         let dead = self.lane.engine.counts();
         if dead.queries_dead + dead.rewards_dead > 0 {
             return Err(anyhow!(

@@ -12,9 +12,9 @@ use super::examples::LogArgs;
 use super::figures::{mean_and_deviation, percent, spread};
 use super::logs::LogFiles;
 use super::output::{outln, width};
-use super::progress::{Progress, Unit};
-use super::world::{WorldArgs, exponent, positive, share};
-use super::{Failure, dataset, parallel};
+use super::progress::{Jobs, Unit};
+use super::world::{WorldArgs, dimension, exponent, positive, share};
+use super::{Failure, dataset, outputs, parallel};
 use crate::config::{Config, LearnerConfig};
 use crate::learner::Trainer;
 use crate::report::{Block, Column, Lines, Page, Section, Series, Table};
@@ -50,8 +50,8 @@ pub struct Args {
     /// Seed of the first run
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Dimension of simulated query embeddings
-    #[arg(long, default_value_t = 64, value_parser = positive)]
+    /// Dimension of simulated query embeddings, 1 to 4096
+    #[arg(long, default_value_t = 64, value_parser = dimension)]
     dim: usize,
     /// Number of simulated models
     #[arg(long, default_value_t = 8, value_parser = positive)]
@@ -177,6 +177,10 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let dim = data.as_ref().map_or(args.dim, |data| data.dim);
     let base = LearnerConfig { dim, models, ..config.learner.clone() };
     let contestants = contestants(&args.algorithms, &base).map_err(Failure::Usage)?;
+    outputs::check(
+        &[("--report", Some(&args.report)), ("--png", args.png.as_deref())],
+        &[("--csv", args.csv.as_deref())],
+    )?;
     let outcomes = run_all(args, data.as_ref(), &contestants)?;
     let of = |contestant: usize| &outcomes[contestant * args.runs as usize..][..args.runs as usize];
     let table = table(args, &contestants, &of);
@@ -200,8 +204,13 @@ fn run_all(args: &Args, data: Option<&Dataset>, contestants: &[Contestant]) -> a
         .iter()
         .flat_map(|contestant| (0..args.runs).map(move |run| (contestant, args.seed.wrapping_add(run))))
         .collect();
-    let progress = Progress::new("comparing", args.rounds.saturating_mul(jobs.len() as u64), Unit::Of("rounds"));
-    let outcomes = parallel::map(&jobs, |(contestant, seed)| run_one(args, data, contestant, *seed, &progress));
+    let kinds = (0..jobs.len()).map(|job| job / args.runs as usize).collect();
+    let progress = Jobs::new("comparing", kinds, args.rounds, Unit::Of("rounds"));
+    let numbered: Vec<_> = jobs.iter().enumerate().collect();
+    let outcomes = parallel::map(&numbered, |&(number, (contestant, seed))| {
+        progress.begin(number);
+        run_one(args, data, contestant, *seed, |rounds| progress.advance(number, rounds, || contestant.name.clone()))
+    });
     progress.finish();
     outcomes.into_iter().collect()
 }
@@ -229,7 +238,7 @@ fn run_one(
     data: Option<&Dataset>,
     contestant: &Contestant,
     seed: u64,
-    progress: &Progress,
+    advance: impl Fn(u64),
 ) -> anyhow::Result<Outcome> {
     let mut world = draw_world(args, data, seed)?;
     let &Args { rounds, delay, refresh, lost, switch_at, .. } = args;
@@ -241,7 +250,7 @@ fn run_one(
     run_loop(&mut *world, &mut InProcess::new(&mut trainer, refresh).exactly(), &plan, &mut history, |history| {
         let done = history.rounds();
         if done - told >= stride || done == rounds {
-            progress.advance(done - told, || contestant.name.clone());
+            advance(done - told);
             told = done;
         }
     })?;

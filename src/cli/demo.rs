@@ -11,9 +11,9 @@ use tempfile::TempDir;
 use super::closed_loop::ClosedLoop;
 use super::figures::{mean_and_deviation, percent, spread};
 use super::output::{outln, paragraph, width};
-use super::progress::{Progress, Unit};
-use super::world::{WorldArgs, positive, share};
-use super::{Failure, parallel};
+use super::progress::{Jobs, Unit};
+use super::world::{WorldArgs, dimension, positive, share};
+use super::{Failure, outputs, parallel};
 use crate::config::{Algorithm, Config, LearnerConfig, Preset, Settings, Spec};
 use crate::hpg::spectra::Eigen;
 use crate::report::{Block, Column, Lines, Page, Section, Series, Spectrum, StackedShares, Table};
@@ -34,8 +34,8 @@ pub struct Args {
     /// Number of queries
     #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
-    /// Dimension of query embeddings
-    #[arg(long, default_value_t = 64, value_parser = positive)]
+    /// Dimension of query embeddings, 1 to 4096
+    #[arg(long, default_value_t = 64, value_parser = dimension)]
     dim: usize,
     /// Number of models
     #[arg(long, default_value_t = 8, value_parser = positive)]
@@ -124,6 +124,10 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         .flat_map(|run| (0..specs.len()).map(move |contestant| (contestant, run)))
         .map(|(contestant, run)| Job { contestant, seed: args.seed.wrapping_add(run) })
         .collect();
+    outputs::check(
+        &[("--report", Some(&args.report)), ("--png", args.png.as_deref())],
+        &[("--csv", args.csv.as_deref())],
+    )?;
     if !args.json {
         outln!("{}\n", paragraph(&introduction(args)))?;
     }
@@ -186,13 +190,24 @@ fn name_of(learner: &LearnerConfig) -> String {
 }
 
 fn run_all(args: &Args, specs: &[(String, Spec)], jobs: &[Job]) -> anyhow::Result<Vec<Outcome>> {
-    let progress = Progress::new("learning", args.rounds.saturating_mul(jobs.len() as u64), Unit::Of("rounds"));
-    let outcomes = parallel::map(jobs, |job| run_one(args, &specs[job.contestant].1, job.seed, &progress));
+    let kinds = jobs.iter().map(|job| job.contestant).collect();
+    let progress = Jobs::new("learning", kinds, args.rounds, Unit::Of("rounds"));
+    let numbered: Vec<(usize, &Job)> = jobs.iter().enumerate().collect();
+    let outcomes = parallel::map(&numbered, |&(number, job)| {
+        let (name, spec) = &specs[job.contestant];
+        let mut told = 0;
+        progress.begin(number);
+        run_one(args, spec, job.seed, |history| {
+            let rounds = history.rounds();
+            progress.advance(number, rounds - told, || format!("{name}: reward so far {:.4}", history.mean_reward()));
+            told = rounds;
+        })
+    });
     progress.finish();
     outcomes.into_iter().collect()
 }
 
-fn run_one(args: &Args, spec: &Spec, seed: u64, progress: &Progress) -> anyhow::Result<Outcome> {
+fn run_one(args: &Args, spec: &Spec, seed: u64, mut report: impl FnMut(&History)) -> anyhow::Result<Outcome> {
     let mut world = args.world.draw(args.dim, args.models, seed);
     let plan = Plan {
         rounds: args.rounds,
@@ -211,7 +226,7 @@ fn run_one(args: &Args, spec: &Spec, seed: u64, progress: &Progress) -> anyhow::
     run_loop(&mut *world, &mut stack, &plan, &mut history, |history| {
         let rounds = history.rounds();
         if rounds - told >= stride || rounds == args.rounds {
-            progress.advance(rounds - told, || format!("reward so far {:.4}", history.mean_reward()));
+            report(history);
             told = rounds;
         }
     })?;

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::Failure;
 use super::client::{self, Trust};
 use super::output::{outln, width};
+use super::{outputs, rejected};
 use crate::config::{Config, Method, Settings, TransportKind};
 use crate::engine::{Engine, Input, Side};
 use crate::event::excerpt;
@@ -19,6 +20,8 @@ use crate::merge::{Read, Source};
 use crate::report::wrap;
 use crate::state::LocalLane;
 use crate::store::{self, Access, ONE_LANE, Shared};
+use crate::telemetry::{Reason, Reasons};
+use crate::transport::Letter;
 use crate::transport::file::{AtEnd, LogFile, fingerprint};
 use crate::transport::kafka::cluster::Cluster;
 use crate::transport::kafka::topics;
@@ -210,11 +213,11 @@ fn check_events(heads: Vec<Head>, settings: &Settings) -> Vec<Check> {
         .flat_map(|(i, head)| head.inputs.into_iter().map(move |input| (i, input)))
         .collect();
     events.sort_by(|(_, a), (_, b)| a.key().cmp(&b.key()));
-    let mut problems: BTreeMap<usize, BTreeMap<&'static str, (usize, String)>> = BTreeMap::new();
+    let mut problems: BTreeMap<usize, Reasons> = BTreeMap::new();
     for (i, input) in events {
         for letter in engine.step(input).dead_letters {
-            let reasons = problems.entry(i).or_default();
-            reasons.entry(letter.bad.reason()).or_insert_with(|| (0, letter.bad.to_string())).0 += 1;
+            let place = json!({ "source": names[i].0 });
+            problems.entry(i).or_default().add(&Letter { letter, place, origin: None, time_ms: 0 });
         }
     }
     engine.finish();
@@ -245,21 +248,24 @@ fn check_events(heads: Vec<Head>, settings: &Settings) -> Vec<Check> {
     checks
 }
 
-fn check_log(name: &str, side: Side, read: usize, problems: Option<&BTreeMap<&'static str, (usize, String)>>) -> Check {
+fn check_log(name: &str, side: Side, read: usize, problems: Option<&Reasons>) -> Check {
     let events = if side == Side::Query { "queries" } else { "rewards" };
-    let bad: usize = problems.into_iter().flatten().map(|(_, (number, _))| number).sum();
-    let usable = read.saturating_sub(bad);
+    let reasons = problems.map(|problems| problems.top(None)).unwrap_or_default();
+    let bad: u64 = reasons.iter().map(|reason| reason.number).sum();
+    let usable = (read as u64).saturating_sub(bad);
     let found = format!("{usable} of the first {read} {events} are usable");
-    let worst = problems.into_iter().flatten().max_by_key(|(_, (number, _))| *number);
-    match worst {
+    match reasons.split_first() {
         _ if read == 0 => Check::bad(Mark::Warn, name, format!("no {events}"), "is it the right file?"),
         None => Check::ok(name, found),
-        Some((reason, (number, detail))) => {
+        Some((worst, others)) => {
             let mark = if usable == 0 { Mark::Fail } else { Mark::Warn };
-            let others = problems.map_or(0, |problems| problems.len() - 1);
-            let others = if others > 0 { format!(" and {others} more reasons") } else { String::new() };
-            let detail = excerpt(detail, 300);
-            Check::bad(mark, name, found, format!("{number}x {reason}: {detail}{others}"))
+            let Reason { number, code, detail, .. } = worst;
+            let others = match others.len() {
+                0 => String::new(),
+                others => format!(" and {others} more reasons"),
+            };
+            let (detail, remedy) = (excerpt(detail, 300), rejected::remedy(worst));
+            Check::bad(mark, name, found, format!("{number}x {code}: {detail}{others}; {remedy}"))
         }
     }
 }
@@ -290,10 +296,9 @@ fn check_store(config: &Config) -> Check {
 
 /// Whether files can be created in a directory, or in the nearest one above it that exists.
 fn check_writable(name: &str, dir: &Path, text: &str) -> Check {
-    let existing = dir.ancestors().find(|path| path.exists() && !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match tempfile::tempfile_in(existing) {
-        Ok(_) => Check::ok(name, text),
-        Err(error) => Check::bad(
+    match outputs::check_directory(dir) {
+        Ok(()) => Check::ok(name, text),
+        Err((existing, error)) => Check::bad(
             Mark::Fail,
             name,
             format!("cannot create files in {}: {error}", existing.display()),

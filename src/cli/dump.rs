@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use super::output::{out, outln, width};
+use super::outputs;
 use super::progress::{Progress, Unit};
 use crate::config::{Config, Lanes, Settings};
 use crate::engine::Side;
@@ -98,6 +99,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         let problem = "it belongs to another dump, maybe an incomplete one: remove it, or choose another --out";
         return Err(Failure::Usage(anyhow!("{} already exists: {problem}", there.display())));
     }
+    outputs::check(&[("--out", Some(&args.out))], &[("--csv", args.csv.as_deref())])?;
     let (written, changed) = dump(args, &topics, config, &settings)?;
     let table = table(&written, changed);
     super::write_csv(args.csv.as_deref(), &[&table])?;

@@ -11,7 +11,7 @@ use super::output::{outln, width};
 use super::panel::{Panel, Row};
 use super::warned::{self, Warned};
 use super::world::positive_number;
-use super::{Failure, summary};
+use super::{Failure, outputs, summary};
 use crate::config::Config;
 use crate::evaluate::judge::Range;
 use crate::evaluate::worth::{EFFECTIVE_MIN, Lift};
@@ -103,6 +103,10 @@ pub fn on_log(
     shown: &Shown,
 ) -> Result<(), Failure> {
     let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
+    outputs::check(
+        &[("--report", shown.report.as_deref()), ("--png", shown.png.as_deref())],
+        &[("--csv", shown.csv.as_deref())],
+    )?;
     let spec = settings.space(&log.space()?).clone();
     let contestants = contestants(algorithms, &log.learner(config)?).map_err(Failure::Usage)?;
     let params = params.iter().map(|path| read_params(path)).collect::<anyhow::Result<Vec<_>>>()?;

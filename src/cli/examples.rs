@@ -4,15 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, anyhow};
+use serde_json::Value;
 
 use super::Failure;
 use super::logs::LogFiles;
 use super::progress::{Progress, Unit};
+use super::rejected::{self, FirstEvents};
 use super::warned::{self, Warned};
 use crate::config::{Config, LearnerConfig, Method};
-use crate::engine::{Applied, Engine};
+use crate::engine::{Applied, DeadLetter, Engine};
 use crate::event::{Example, Name};
-use crate::merge::{Merge, MergeState, Next};
+use crate::merge::{Merge, MergeState, Next, Sourced};
+use crate::runner::place_of;
+use crate::telemetry::Reasons;
+use crate::transport::Letter;
 
 /// A log and a space in it.
 #[derive(Debug, clap::Args)]
@@ -61,6 +66,7 @@ impl LogArgs {
         engine.show_examples();
         let progress = Progress::new(doing, total, Unit::Bytes);
         let (mut told, mut number) = (0, 0);
+        let (mut reasons, mut first) = (Reasons::default(), FirstEvents::default());
         let mut take = |applied: Vec<Applied>, number: &mut u64| {
             let examples = applied.iter().filter(|applied| applied.space == space).filter_map(|a| a.example.as_ref());
             examples.into_iter().try_for_each(|example| {
@@ -70,8 +76,18 @@ impl LogArgs {
         };
         loop {
             match merge.next().context("cannot read a log")? {
-                // Dead letters are discarded here: `replay` reports them.
-                Next::Event(event, _) => take(engine.step(event.input).applied, &mut number)?,
+                Next::Event(event, log) => {
+                    let Sourced { input, start, line, .. } = event;
+                    let place = || place_of(&merge, log, start, line);
+                    let effects = engine.step_from(input, || place().to_string());
+                    let rejected = effects.rejects_its_event().then_some(line);
+                    count(&mut reasons, effects.dead_letters, place);
+                    if first.are_all_rejected(log, rejected) {
+                        progress.finish();
+                        return Err(rejected::hopeless(&reasons, &place()).into());
+                    }
+                    take(effects.applied, &mut number)?;
+                }
                 Next::Wait => {}
                 Next::End => break,
             }
@@ -80,11 +96,22 @@ impl LogArgs {
             told = now;
         }
         progress.finish();
-        take(engine.finish().applied, &mut number)?;
+        let effects = engine.finish();
+        count(&mut reasons, effects.dead_letters, Value::default);
+        take(effects.applied, &mut number)?;
+        rejected::conclude(&reasons, &engine.counts(), None)?;
         if number == 0 {
             let advice = "run `pointsman replay` on the same logs to see what happened to their events";
             return Err(Failure::Run(anyhow!("no example of space {space} in the logs: {advice}")));
         }
         Ok(warned::of_space(&engine, &space))
+    }
+}
+
+/// Counts dead letters by reason. `place` is where the event is that led to them.
+fn count(reasons: &mut Reasons, letters: Vec<DeadLetter>, place: impl Fn() -> Value) {
+    for letter in letters {
+        let earlier = letter.place.as_ref().map(|place| serde_json::from_str(place).unwrap_or_default());
+        reasons.add(&Letter { place: earlier.unwrap_or_else(&place), letter, origin: None, time_ms: 0 });
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::output::{outln, paragraph, width};
 use super::progress::{Progress, Unit};
 use super::world::positive;
-use super::{Failure, dataset, parallel};
+use super::{Failure, dataset, outputs, parallel};
 use crate::config::Config;
 use crate::evaluate::classes::Problem;
 use crate::evaluate::gap::{Gaps, Group, Row, Study};
@@ -85,6 +85,10 @@ pub fn run(args: &Args, _config: &Config) -> Result<(), Failure> {
     let data = dataset::read(&args.data)?;
     let setting = Setting::new(args, &data).map_err(Failure::Usage)?;
     let figure = Figure::new(args, &data).map_err(Failure::Usage)?;
+    outputs::check(
+        &[("--report", args.report.as_deref()), ("--png", args.png.as_deref())],
+        &[("--csv", args.csv.as_deref())],
+    )?;
     if !args.json {
         outln!("{}\n", paragraph(&setting.introduction(&data)))?;
     }

@@ -8,7 +8,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 
 use super::output::print_bytes;
-use super::{Cli, Failure};
+use super::{Cli, Failure, settings};
 
 /// Print shell completions
 #[derive(Debug, clap::Args)]
@@ -39,8 +39,45 @@ const MAN_EXAMPLES: &str = "Examples:
 /// Prints completions.
 pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "pointsman", &mut text);
-    Ok(print_bytes(&text)?)
+    let mut command = Cli::command().mut_arg("set", |arg| arg.value_parser([KEYS]));
+    clap_complete::generate(args.shell, &mut command, "pointsman", &mut text);
+    let text = String::from_utf8(text).context("the completions are not valid UTF-8")?;
+    Ok(print_bytes(with_keys(args.shell, &text).as_bytes())?)
+}
+
+/// Stands for the keys of --set in generated completions.
+const KEYS: &str = "POINTSMAN_KEYS";
+
+/// Completions that call a function for the keys of --set. clap_complete would repeat the list for every command, and end
+/// each key with a space.
+fn with_keys(shell: Shell, text: &str) -> String {
+    let keys: Vec<String> = settings::known_keys().iter().map(|key| format!("{key}=")).collect();
+    let keys = keys.join(" ");
+    match shell {
+        Shell::Bash => {
+            let function = format!(
+                "_pointsman_keys() {{
+    COMPREPLY=($(compgen -W \"{keys}\" -- \"${{cur}}\"))
+    if [[ \"${{BASH_VERSINFO[0]}}\" -ge 4 ]]; then
+        compopt -o nospace 2>/dev/null
+    fi
+}}
+
+"
+            );
+            function
+                + &text.replace(&format!("COMPREPLY=($(compgen -W \"{KEYS}\" -- \"${{cur}}\"))"), "_pointsman_keys")
+        }
+        Shell::Zsh => {
+            let function = format!("_pointsman_keys() {{\n    compadd -S '' -- {keys}\n}}\n\n_pointsman() {{");
+            text.replace(&format!("({KEYS})"), "_pointsman_keys").replacen("_pointsman() {", &function, 1)
+        }
+        Shell::Fish => {
+            let function = format!("function __pointsman_keys\n    string split ' ' '{keys}'\nend\n\n");
+            function + &text.replace(&format!("\"{KEYS}\\t''\""), "\"(__pointsman_keys)\"")
+        }
+        _ => text.to_owned(),
+    }
 }
 
 /// Prints the main page, or writes all pages.

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 
-use super::Failure;
 use super::output::{outln, paragraph};
+use super::{Failure, outputs};
 use crate::config::{Config, JoinConfig, TimeUnit};
 use crate::files;
 use crate::inspect::{Layout, Named, Question, Rewards, Sample, recognise};
@@ -108,6 +108,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let out = args.out.display();
         return Err(Failure::Usage(anyhow!("{out} exists: name another file with --out, or replace it with --force")));
     }
+    outputs::check(&[], &[("--out", Some(&args.out))])?;
     let samples = args.files.iter().map(|path| sample(path)).collect::<anyhow::Result<Vec<_>>>()?;
     let named = Named {
         vector: args.vector.clone(),

@@ -9,8 +9,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use super::output::outln;
-use super::{Failure, summary, warned};
+use super::{Failure, rejected, summary, warned};
 use crate::config::{Config, Settings};
+use crate::engine::Totals;
 use crate::http::{Server, learner, raise_descriptor_limit};
 use crate::runner::follow::{Outcome, Run};
 use crate::state::running::RunningStore;
@@ -47,7 +48,8 @@ const EXAMPLES: &str = "Examples:
       --set transport.kafka.brokers=broker:9092
   pointsman learn --config shop.toml --once --json
 
-Exit codes: 0 stopped by a signal or --once, 1 failed while running, 2 invalid usage or configuration.";
+Exit codes: 0 stopped by a signal or --once, 1 failed while running (also: with --once, all queries or all rewards were
+rejected), 2 invalid usage or configuration.";
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
@@ -61,22 +63,34 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    let outcome = runtime.block_on(serve(args, config, settings))?;
-    for line in outcome.iter().flat_map(|outcome| warned::lines(&warned::of(&outcome.engines))) {
+    let status = Arc::new(Status::default());
+    let outcome = runtime.block_on(serve(args, config, settings, &status))?;
+    let Some(outcome) = outcome.filter(|_| args.once) else { return Ok(()) };
+    if args.json {
+        outln!("{}", summary::json(&outcome.engines, outcome.out_of_order))?;
+    }
+    for line in warned::lines(&warned::of(&outcome.engines)) {
         tracing::warn!("{}", line.trim_start_matches("warning: "));
     }
-    if let Some(outcome) = outcome.filter(|_| args.json) {
-        outln!("{}", summary::json(&outcome.engines, outcome.out_of_order))?;
+    let (reasons, counts) = (status.facts().reasons(), Totals::of(&outcome.engines).counts);
+    rejected::check_usable(&reasons, &counts)?;
+    if let Some(warning) = rejected::warning(&reasons, &counts) {
+        tracing::warn!("{}", warning.iter().map(|line| line.trim_start()).collect::<Vec<_>>().join("; "));
     }
     Ok(())
 }
 
 /// Runs the engine on its own thread until it finishes or a signal arrives.
-async fn serve(args: &Args, config: &Config, settings: Settings) -> anyhow::Result<Option<Outcome>> {
+async fn serve(
+    args: &Args,
+    config: &Config,
+    settings: Settings,
+    status: &Arc<Status>,
+) -> anyhow::Result<Option<Outcome>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let stop = Arc::new(AtomicBool::new(false));
-    let (status, store) = (Arc::new(Status::default()), RunningStore::default());
+    let (status, store) = (status.clone(), RunningStore::default());
     let listen = &config.http.listen;
     if !args.once && !listen.is_empty() {
         let server = Server::bind(&config.http, status.http()).await.with_context(|| {

@@ -22,10 +22,12 @@ mod learn;
 mod logging;
 mod logs;
 mod output;
+mod outputs;
 mod panel;
 mod parallel;
 mod params;
 mod progress;
+mod rejected;
 mod repartition;
 mod replay;
 mod route;
@@ -42,7 +44,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::Config;
 use crate::fatal;
 use crate::report::{Page, Table, png};
 
@@ -145,9 +146,9 @@ impl From<anyhow::Error> for Failure {
 impl Cli {
     /// Runs the command.
     pub fn run(self) -> Result<(), Failure> {
-        let config = match self.command {
+        let (config, sources) = match self.command {
             // Help must work with any configuration.
-            Command::Init(_) | Command::Completions(_) | Command::Man(_) => Config::default(),
+            Command::Init(_) | Command::Completions(_) | Command::Man(_) => Default::default(),
             _ => settings::load(self.common.file(), &self.common.set, variables()?)?,
         };
         logging::start(&config.log);
@@ -156,7 +157,7 @@ impl Cli {
         if !matches!(self.command, Command::Completions(_) | Command::Man(_)) {
             crate::files::make_private();
         }
-        match self.command {
+        let done = match self.command {
             Command::Demo(args) => demo::run(&args, &config),
             Command::Init(args) => init::run(&args),
             Command::Doctor(args) => doctor::run(&args, &config),
@@ -176,7 +177,8 @@ impl Cli {
             Command::CheckConfig(args) => check_config::run(&args, &config),
             Command::Completions(args) => help::completions(&args),
             Command::Man(args) => help::man(&args),
-        }
+        };
+        done.map_err(|failure| sources.locate(&config, failure))
     }
 }
 

@@ -1,7 +1,7 @@
 //! `pointsman replay`: learns from historical logs.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,16 +11,20 @@ use anyhow::anyhow;
 use super::Failure;
 use super::logs::LogFiles;
 use super::output::{outln, width};
+use super::outputs;
 use super::progress::{Progress, Unit};
+use super::rejected::{self, FirstEvents};
 use super::{summary, warned};
 use crate::config::{Config, Lanes, Settings, StoreConfig};
 use crate::engine::{Applied, Engine, Side, SpaceView};
 use crate::event::Name;
+use crate::files;
 use crate::merge::MergeState;
 use crate::report::{Block, Lines, Page, Section, Series, Spectrum, StackedShares};
-use crate::runner::{Keeper, Lane, Places, Retry, Stepped};
+use crate::runner::{Keeper, Lane, Places, Retry, Stepped, place_of};
 use crate::state::LocalLane;
 use crate::store::{self, Access, DirStore, ONE_LANE, Shared};
+use crate::telemetry::Reasons;
 use crate::transport::append::Appender;
 use crate::transport::kafka::cluster::Cluster;
 use crate::transport::kafka::consumer::{Ending, Membership, Partition, ReadOptions, Reader};
@@ -66,7 +70,7 @@ pub struct Args {
     #[arg(long)]
     keep_open: bool,
     /// Append rejected events to this file, with the reason; created when needed
-    #[arg(long, value_name = "FILE", default_value = "pointsman-dead-letters.jsonl")]
+    #[arg(long, value_name = "FILE", default_value = DEAD_LETTERS)]
     dead_letters: PathBuf,
     /// Write an HTML report to this directory
     #[arg(long, value_name = "DIR")]
@@ -82,6 +86,9 @@ pub struct Args {
     json: bool,
 }
 
+/// Where rejected events are recorded by default.
+const DEAD_LETTERS: &str = "pointsman-dead-letters.jsonl";
+
 const EXAMPLES: &str = "Examples:
   pointsman replay --config shop.toml --queries logs/q-*.zst --rewards logs/r-*.zst --report out
   pointsman replay --config shop.toml --examples searches.parquet --params params
@@ -91,11 +98,13 @@ To learn from the whole topics first and then continue live:
   pointsman replay --config shop.toml --from-kafka --store data/store --keep-open
   pointsman learn --config shop.toml --set store.dir=data/store
 
-Exit codes: 0 success, 1 failed while running, 2 invalid usage or configuration.";
+Exit codes: 0 success, 1 failed while running (also: all queries or all rewards were rejected), 2 invalid usage or
+configuration.";
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
+    check_outputs(args)?;
     let outcome = replay(args, config, &settings)?;
     let page = page(&outcome);
     let report = args.report.as_deref().map(|directory| super::write_page(directory, "replay", &page)).transpose()?;
@@ -119,11 +128,25 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
             outln!("Report with rewards, traffic and spectra: {}", path.display())?;
         }
     }
-    Ok(())
+    rejected::conclude(&outcome.reasons, &outcome.engine.counts(), Some(&args.dead_letters))
+}
+
+fn check_outputs(args: &Args) -> anyhow::Result<()> {
+    // The default file is only created if there are dead letters.
+    let letters = Some(args.dead_letters.as_path()).filter(|path| *path != Path::new(DEAD_LETTERS));
+    let directories = [
+        ("--report", args.report.as_deref()),
+        ("--png", args.png.as_deref()),
+        ("--params", args.params.as_deref()),
+        ("--dead-letters", letters.filter(|path| !path.exists()).map(files::parent)),
+    ];
+    let files = [("--csv", args.csv.as_deref()), ("--dead-letters", letters.filter(|path| path.exists()))];
+    outputs::check(&directories, &files)
 }
 
 struct Outcome {
     engine: Engine,
+    reasons: Reasons,
     out_of_order: u64,
     trends: BTreeMap<Name, Trend>,
 }
@@ -229,10 +252,16 @@ fn drive<S: Log>(
     let progress = Progress::new("replaying", total, unit);
     let start = Instant::now();
     let speed = |events: u64| format!("{events} events, {:.0}/s", events as f64 / start.elapsed().as_secs_f64());
-    let (mut told, mut events) = (0, 0_u64);
+    let (mut told, mut events, mut first) = (0, 0_u64, FirstEvents::default());
     loop {
         match lane.step()? {
-            Stepped::Event(applied) => note(&mut trends, &applied),
+            Stepped::Event { log, rejected, applied } => {
+                if first.are_all_rejected(log, rejected) {
+                    progress.finish();
+                    return Err(rejected::hopeless(&lane.reasons(), &place_of(&lane.merge, log, 0, 0)));
+                }
+                note(&mut trends, &applied);
+            }
             Stepped::Wait => {
                 wait();
                 continue;
@@ -252,7 +281,8 @@ fn drive<S: Log>(
         note(&mut trends, &lane.close_windows());
     }
     lane.finish()?;
-    Ok(Outcome { out_of_order: lane.merge.out_of_order(), engine: lane.engine, trends })
+    let reasons = lane.reasons();
+    Ok(Outcome { out_of_order: lane.merge.out_of_order(), engine: lane.engine, reasons, trends })
 }
 
 fn note(trends: &mut BTreeMap<Name, Trend>, applied: &[Applied]) {

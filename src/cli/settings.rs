@@ -5,14 +5,15 @@
 //! be valid TOML. All other values are parsed as TOML. Errors name the source and the key, and quote a value only if it
 //! cannot be a secret.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use config::{ConfigError, Map, Source, ValueKind};
-use toml::{Table, Value};
+use toml::de::{DeTable, DeValue};
+use toml::{Spanned, Table, Value};
 
 use super::Failure;
-use crate::config::{Config, mistakes};
+use crate::config::{BadSetting, Config, mistakes};
 
 /// Prefix of our environment variables.
 pub const PREFIX: &str = "POINTSMAN__";
@@ -20,12 +21,12 @@ pub const PREFIX: &str = "POINTSMAN__";
 /// librdkafka settings. The client itself reads the files that they name.
 const CLIENT: &str = "transport.kafka.client";
 
-/// Loads the configuration. An invalid one is a usage error.
+/// Loads the configuration, and where its keys come from. An invalid one is a usage error.
 pub fn load(
     file: Option<&Path>,
     overrides: &[String],
     environment: impl IntoIterator<Item = (String, String)>,
-) -> Result<Config, Failure> {
+) -> Result<(Config, Sources), Failure> {
     collect(file, overrides, environment).map_err(Failure::Usage)
 }
 
@@ -33,21 +34,27 @@ fn collect(
     file: Option<&Path>,
     overrides: &[String],
     environment: impl IntoIterator<Item = (String, String)>,
-) -> anyhow::Result<Config> {
-    let mut layers = Layers::default();
+) -> anyhow::Result<(Config, Sources)> {
+    let (mut layers, mut sources) = (Layers::default(), Sources::default());
     if let Some(path) = file {
-        layers.file.0 = read(path)?;
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        layers.file.0 = parse(path, &text)?;
+        sources.file = Some((path.to_owned(), text));
         read_secrets(&mut layers.file.0, "").with_context(|| format!("in {}", path.display()))?;
         // Checked alone first, so that the error names the file.
-        layers.parse().with_context(|| format!("in {}", path.display()))?;
+        layers.parse().map_err(|mistake| {
+            let place = sources.place(&mistake.key).unwrap_or_else(|| format!("in {}", path.display()));
+            anyhow!("{place}: {mistake}")
+        })?;
     }
     let mut variables: Vec<_> = environment.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
     variables.sort();
     for (name, text) in &variables {
         let key = name[PREFIX.len()..].to_lowercase().replace("__", ".");
         set(&mut layers.environment.0, &key, text)
-            .and_then(|()| layers.parse())
+            .and_then(|()| Ok(layers.parse()?))
             .with_context(|| format!("in the environment variable {name}"))?;
+        sources.environment.push((key, name.clone()));
     }
     for option in overrides {
         // Without "=" all of it may be a value.
@@ -55,10 +62,109 @@ fn collect(
             .split_once('=')
             .ok_or_else(|| anyhow!("--set takes SECTION.KEY=VALUE, for example --set learner.eta=0.3"))?;
         set(&mut layers.command_line.0, key.trim(), text)
-            .and_then(|()| layers.parse())
+            .and_then(|()| Ok(layers.parse()?))
             .with_context(|| format!("in --set {}", key.trim()))?;
+        sources.command_line.push(key.trim().to_owned());
     }
-    layers.parse()
+    Ok((layers.parse()?, sources))
+}
+
+/// Where the keys of a configuration were set.
+#[derive(Debug, Default)]
+pub struct Sources {
+    /// The file and its text.
+    file: Option<(PathBuf, String)>,
+    /// Keys and the variables that set them.
+    environment: Vec<(String, String)>,
+    /// Keys of --set.
+    command_line: Vec<String>,
+}
+
+impl Sources {
+    /// Adds where the key was set to an error about the value of a key.
+    pub fn locate(&self, config: &Config, failure: Failure) -> Failure {
+        let Failure::Usage(error) = failure else { return failure };
+        let Some(bad) = error.downcast_ref::<BadSetting>() else { return Failure::Usage(error) };
+        // Options of a command may have replaced the key.
+        let is_of_config =
+            [config.check().err(), config.http.check_listen().err()].iter().flatten().any(|own| own == bad);
+        match self.place(&bad.key).filter(|_| is_of_config) {
+            Some(place) => Failure::Usage(error.context(place)),
+            None => Failure::Usage(error),
+        }
+    }
+
+    /// Where a key was set.
+    fn place(&self, key: &str) -> Option<String> {
+        let sets = |set: &str| is_within(key, set) || is_within(set, key);
+        if let Some(set) = self.command_line.iter().rev().find(|set| sets(set)) {
+            return Some(format!("in --set {set}"));
+        }
+        if let Some((_, name)) = self.environment.iter().rev().find(|(set, _)| sets(set)) {
+            return Some(format!("in the environment variable {name}"));
+        }
+        let (path, text) = self.file.as_ref()?;
+        Some(format!("in {}, line {}", path.display(), line_of(text, key)?))
+    }
+}
+
+/// Whether a key is another one, or below it.
+fn is_within(key: &str, outer: &str) -> bool {
+    key.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+/// The line of a TOML file that sets a key, or the nearest section above it that the file has.
+fn line_of(text: &str, key: &str) -> Option<usize> {
+    let document = DeTable::parse(text).ok()?;
+    let at = position(document.get_ref(), key)?;
+    Some(text.get(..at)?.matches('\n').count() + 1)
+}
+
+fn position(table: &DeTable<'_>, key: &str) -> Option<usize> {
+    // Keys may hold dots themselves.
+    let found = table.iter().filter(|(name, _)| is_within(key, name.get_ref()));
+    let (name, value) = found.max_by_key(|(name, _)| name.get_ref().len())?;
+    let rest = key[name.get_ref().len()..].trim_start_matches('.');
+    Some(position_within(value, rest).unwrap_or(name.span().start))
+}
+
+fn position_within(value: &Spanned<DeValue<'_>>, rest: &str) -> Option<usize> {
+    match value.get_ref() {
+        DeValue::Table(table) => position(table, rest),
+        DeValue::Array(items) => {
+            let (index, rest) = rest.strip_prefix('[')?.split_once(']')?;
+            let item = items.get(index.parse::<usize>().ok()?)?;
+            Some(position_within(item, rest.trim_start_matches('.')).unwrap_or(item.span().start))
+        }
+        _ => None,
+    }
+}
+
+/// Every key that a configuration may have, those of spaces and of the Kafka client aside.
+pub fn known_keys() -> Vec<String> {
+    let mut text = String::new();
+    for line in include_str!("../../config/default.toml").lines() {
+        // Optional keys are there as comments.
+        let optional = line.strip_prefix("# ").filter(|text| {
+            let key = text.split_once(" = ").map_or("", |(key, _)| key);
+            !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+        });
+        text += optional.unwrap_or(line);
+        text.push('\n');
+    }
+    let mut keys = Vec::new();
+    add_keys(&text.parse().unwrap_or_default(), "", &mut keys);
+    keys
+}
+
+fn add_keys(table: &Table, section: &str, keys: &mut Vec<String>) {
+    for (name, value) in table {
+        let key = format!("{section}{name}");
+        match value {
+            Value::Table(inner) => add_keys(inner, &format!("{key}."), keys),
+            _ => keys.push(key),
+        }
+    }
 }
 
 /// The sources; later ones override earlier ones.
@@ -98,8 +204,7 @@ fn from_toml(value: &Value) -> config::Value {
     config::Value::new(None, kind)
 }
 
-fn read(path: &Path) -> anyhow::Result<Table> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+fn parse(path: &Path, text: &str) -> anyhow::Result<Table> {
     text.parse::<Table>().map_err(|error| {
         // Its own display quotes the line, which may hold a secret.
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
@@ -184,22 +289,63 @@ fn read_secret(key: &str, path: &str) -> anyhow::Result<Value> {
 
 impl Layers {
     /// Merges the sources. Called after each one, so that the error can name the source.
-    fn parse(&self) -> anyhow::Result<Config> {
+    fn parse(&self) -> Result<Config, Mistake> {
         let mut merged = config::Config::builder();
         for layer in [&self.file, &self.environment, &self.command_line] {
             merged = merged.add_source(layer.clone());
         }
         // Read as TOML, which does not turn numbers into strings.
         let merged: Table = merged.build()?.try_deserialize()?;
+        check_sections(&merged, &Table::try_from(Config::default()).unwrap_or_default(), "")?;
         serde_path_to_error::deserialize(Value::Table(merged)).map_err(|error| {
             let key = error.path().to_string();
             let problem = error.inner().message();
             let quotes = !may_be_secret(&key);
-            match permitted(&key).filter(|_| quotes && !mistakes::is_unknown_key(problem)) {
-                Some(permitted) => anyhow!("{}", mistakes::explain_choice(&key, problem, &permitted)),
-                None => anyhow!("{}", mistakes::explain(&key, problem, quotes)),
-            }
+            let explained = match permitted(&key).filter(|_| quotes && !mistakes::is_unknown_key(problem)) {
+                Some(permitted) => mistakes::explain_choice(&key, problem, &permitted),
+                None => mistakes::explain(&key, problem, quotes),
+            };
+            let elsewhere = mistakes::is_unknown_key(problem).then(|| elsewhere(&key, &explained)).flatten();
+            Mistake { key, problem: explained + &elsewhere.unwrap_or_default() }
         })
+    }
+}
+
+/// Names the key of another section that has the name of an unknown one, unless one like it was named already.
+fn elsewhere(key: &str, explained: &str) -> Option<String> {
+    let name = key.rsplit('.').next()?;
+    let mut known = known_keys().into_iter().filter(|known| known.rsplit('.').next() == Some(name));
+    let known = known.next().filter(|_| !explained.contains("did you mean"))?;
+    Some(format!("; did you mean {known}?"))
+}
+
+/// Rejects lists in place of sections, which would otherwise be read as the values of their keys in order.
+fn check_sections(given: &Table, known: &Table, section: &str) -> Result<(), Mistake> {
+    for (name, known) in known.iter().filter_map(|(name, known)| Some((name, known.as_table()?))) {
+        let key = format!("{section}{name}");
+        match given.get(name) {
+            Some(Value::Table(inner)) => check_sections(inner, known, &format!("{key}."))?,
+            Some(Value::Array(_)) => {
+                let problem = format!("{key}: must be a section, not a list: write [{key}]");
+                return Err(Mistake { key, problem });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A key that does not exist or has a value of the wrong type.
+#[derive(Debug, thiserror::Error)]
+#[error("{problem}")]
+struct Mistake {
+    key: String,
+    problem: String,
+}
+
+impl From<ConfigError> for Mistake {
+    fn from(error: ConfigError) -> Self {
+        Self { key: String::new(), problem: error.to_string() }
     }
 }
 
@@ -243,7 +389,7 @@ mod tests {
         }
         let set: Vec<String> = set.iter().map(ToString::to_string).collect();
         let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string()));
-        collect(file.map(|_| path.as_path()), &set, environment)
+        collect(file.map(|_| path.as_path()), &set, environment).map(|(config, _)| config)
     }
 
     #[test]
@@ -311,6 +457,40 @@ mod tests {
                 None,
                 &["unknown key learner.zzzzzz: the keys here are dim, models, "][..],
             ),
+            (
+                Some("\n[learner]\ndim = 3\n\ntua = 1.0"),
+                None,
+                None,
+                &["pointsman.toml, line 5: unknown key learner.tua: did you mean learner.tau?"][..],
+            ),
+            (
+                Some("dim = 3"),
+                None,
+                None,
+                &["line 1: unknown key dim: the keys here are", "did you mean learner.dim?"][..],
+            ),
+            (Some("a = 1\n[learner]\nalgorithm = \"hgp\""), None, None, &["line 1: unknown key a: "][..]),
+            (
+                Some("[learner]\n\nalgorithm = \"hgp\""),
+                None,
+                None,
+                &["line 3: learner.algorithm = \"hgp\": must be", "did you mean hpg?"][..],
+            ),
+            (
+                Some("[learner]\nmodels = [\n\"a\",\n1]"),
+                None,
+                None,
+                &["line 4: learner.models[1]: must be a string"][..],
+            ),
+            (
+                Some("[transport.kafka]\ntopics = { queres = \"q\" }"),
+                None,
+                None,
+                &["line 2: unknown key transport.kafka.topics.queres: did you mean transport.kafka.topics.queries?"][..],
+            ),
+            (Some("[[learner]]\ndim = 3"), None, None, &["line 1: learner: must be a section, not a list"][..]),
+            (Some("[spaces]\na = 1"), None, None, &["line 2: spaces.a: must be a section"][..]),
+            (Some("[reward]\n\nrange = [0, \"x\"]"), None, None, &["line 3: reward.range[1]: must be a number"][..]),
             (Some("[transport]\nkind = 5"), None, None, &["transport.kind: must be file or kafka"][..]),
             (Some("[transport]\nkind = [5]"), None, None, &["transport.kind: must be file or kafka"][..]),
             (
@@ -328,6 +508,42 @@ mod tests {
             for part in expected {
                 assert!(error.contains(part), "{part:?} is not in: {error}");
             }
+        }
+    }
+
+    #[test]
+    fn bad_values_are_located() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("shop.toml");
+        std::fs::write(&path, "[learner]\ndim = 4\n\ntau = 0\n[spaces.a]\nranks = 3\n").unwrap();
+        let located = |set: &[&str], environment: &[(&str, &str)]| {
+            let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+            let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string()));
+            let (config, sources) = collect(Some(&path), &set, environment).unwrap();
+            let Failure::Usage(error) = sources.locate(&config, Failure::Usage(config.check().unwrap_err().into()))
+            else {
+                panic!("another failure")
+            };
+            format!("{error:#}")
+        };
+        let file = located(&[], &[]);
+        assert!(file.contains("shop.toml, line 4: learner.tau = 0: must be"), "{file}");
+        let space = located(&["learner.tau=1"], &[]);
+        assert!(
+            space.contains("shop.toml, line 6: unknown key spaces.a.ranks: did you mean spaces.a.rank?"),
+            "{space}"
+        );
+        let set = located(&["learner.tau=-1"], &[("POINTSMAN__LEARNER__TAU", "1")]);
+        assert!(set.starts_with("in --set learner.tau: learner.tau = -1: must be"), "{set}");
+        let variable = located(&[], &[("POINTSMAN__LEARNER__TAU", "-1")]);
+        assert!(variable.starts_with("in the environment variable POINTSMAN__LEARNER__TAU: "), "{variable}");
+    }
+
+    #[test]
+    fn every_documented_key_is_known() {
+        let keys = known_keys();
+        for key in ["learner.dim", "learner.tau", "transport.kafka.topics.queries", "http.tls.key", "join.window_ms"] {
+            assert!(keys.iter().any(|known| known == key), "{key} is not in {keys:?}");
         }
     }
 

@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use super::Failure;
 use super::client::{self, Decided, NoAnswer, Target, Trust};
 use super::output::{out, outln, width};
+use super::outputs;
 use super::world::{WorldArgs, share};
 use crate::config::Config;
 use crate::event::{ModelName, Name};
@@ -101,6 +102,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
+    outputs::check(&[], &[("--csv", args.csv.as_deref())])?;
     let space = Name::try_from(args.space.as_str()).context("--space").map_err(Failure::Usage)?;
     let url = match &args.to {
         Some(url) => client::check_url(url).context("--to").map_err(Failure::Usage)?,

@@ -108,6 +108,19 @@ pub fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&x| x > 0).ok_or_else(|| "must be a whole number, 1 or more".to_owned())
 }
 
+/// Largest dimension of a simulation.
+const DIM_MAX: usize = 4096;
+
+/// Parses the dimension of a simulation.
+pub fn dimension(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|dim| (1..=DIM_MAX).contains(dim)).ok_or_else(|| {
+        format!(
+            "must be a whole number, 1 to {DIM_MAX}: learners decompose a matrix of dim x dim numbers, which takes minutes at \
+             {DIM_MAX} and eight times as long for each doubling"
+        )
+    })
+}
+
 /// Parses a number from 1e-6 to 1e6.
 pub fn positive_number(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|x| (1e-6..=1e6).contains(x)).ok_or_else(|| "must be a number from 1e-6 to 1e6".to_owned())

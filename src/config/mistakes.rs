@@ -7,8 +7,11 @@ pub fn explain(key: &str, problem: &str, quotes: bool) -> String {
         return unknown_key(key, field, &known);
     }
     if let Some((value, known)) = problem.strip_prefix("unknown variant ").and_then(unknown) {
-        let value = if quotes { format!(" = {value:?}") } else { String::new() };
-        return format!("{key}{value}: {}", one_of(&known));
+        if !quotes {
+            return format!("{key}: {}", one_of(&known));
+        }
+        let hint = nearest(value, &known).map(|name| format!("; did you mean {name}?")).unwrap_or_default();
+        return format!("{key} = {value:?}: {}{hint}", one_of(&known));
     }
     let Some((found, expected)) = mismatch(problem) else {
         return match problem.starts_with('"') {
@@ -45,11 +48,16 @@ pub fn is_unknown_key(problem: &str) -> bool {
 fn unknown_key(key: &str, field: &str, known: &[&str]) -> String {
     let section = key.strip_suffix(field).unwrap_or(key).trim_start_matches('.');
     let section = if section.is_empty() || section.ends_with('.') { section.to_owned() } else { format!("{section}.") };
-    let likeness = |name: &&&str| strsim::osa_distance(name, field);
-    match known.iter().min_by_key(likeness).filter(|name| likeness(name) <= 1 + field.len() / 4) {
+    match nearest(field, known) {
         Some(nearest) => format!("unknown key {section}{field}: did you mean {section}{nearest}?"),
         None => format!("unknown key {section}{field}: the keys here are {}", known.join(", ")),
     }
+}
+
+/// The known name that is most like a misspelt one, if one is.
+fn nearest<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
+    let likeness = |name: &&str| strsim::osa_distance(name, written);
+    known.iter().copied().min_by_key(likeness).filter(|name| likeness(name) <= 1 + written.len() / 4)
 }
 
 fn one_of(known: &[&str]) -> String {
@@ -141,8 +149,13 @@ mod tests {
                 "unknown field `lerner`, expected one of `learner`, `log`",
                 "unknown key lerner: did you mean learner?",
             ),
-            ("a", "unknown variant `x`, expected one of `k`, `l`, `m`", "a = \"x\": must be one of k, l, m"),
-            ("a", "unknown variant `x`, expected `k` or `l`", "a = \"x\": must be k or l"),
+            ("a", "unknown variant `xyz`, expected one of `k`, `l`, `m`", "a = \"xyz\": must be one of k, l, m"),
+            ("a", "unknown variant `xyz`, expected `k` or `l`", "a = \"xyz\": must be k or l"),
+            (
+                "learner.algorithm",
+                "unknown variant `hgp`, expected one of `hpg`, `uniform`",
+                "learner.algorithm = \"hgp\": must be hpg or uniform; did you mean hpg?",
+            ),
             ("a", "invalid type: string \"fast\", expected f64", "a = \"fast\": must be a number"),
             ("a", "invalid value: integer `-1`, expected usize", "a = -1: must be a whole number, 0 or more"),
             ("a", "invalid type: sequence, expected struct Config", "a: must be a section, not a list"),

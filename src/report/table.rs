@@ -89,7 +89,7 @@ impl Table {
                         @for row in &self.rows {
                             tr {
                                 @for (c, cell) in self.columns.iter().zip(self.cells(row)) {
-                                    td.num[c.is_right()] { (cell) }
+                                    td.num[c.is_right()] { (unbroken(&cell)) }
                                 }
                             }
                         }
@@ -129,6 +129,11 @@ impl Table {
             .collect();
         padded.join(&" ".repeat(layout.gap)).trim_end().to_owned()
     }
+}
+
+/// A cell for HTML: a narrow table breaks ranges and deviations only before the "to" and the "±".
+fn unbroken(cell: &str) -> String {
+    cell.replace(" to ", " to\u{a0}").replace("± ", "±\u{a0}")
 }
 
 /// Spaces between two columns, and where there is no room for them.
@@ -391,5 +396,7 @@ means of 3 runs
         assert!(!html.contains("<script>") && !html.contains("<b>"));
         assert_eq!(html.matches("<td").count(), 2 * 3);
         assert_eq!(html.matches("class=\"num\"").count(), 3);
+        let range = Table { columns: vec![Column::right("x")], rows: vec![vec!["0.1 to 0.2 ± 3".into()]], note: None };
+        assert!(range.html().into_string().contains("0.1 to\u{a0}0.2 ±\u{a0}3"), "a range breaks in one place");
     }
 }

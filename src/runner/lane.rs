@@ -22,7 +22,7 @@ use crate::router::Params;
 use crate::snapshot::{LaneHead, Publication, fingerprint, next_epoch};
 use crate::state::{LaneStore, Restored};
 use crate::store::SnapshotStore;
-use crate::telemetry::{Facts, Published};
+use crate::telemetry::{Facts, Published, Reasons};
 use crate::transport::{Letter, Lines, Log, Outlet};
 use crate::wire::params::{self, STAMP_MAX};
 
@@ -155,7 +155,7 @@ impl<S: Log> Lane<S> {
     /// ones if too many of them are not durable yet.
     pub fn step(&mut self) -> Result<Stepped> {
         let stepped = self.advance()?;
-        if matches!(stepped, Stepped::Event(_)) {
+        if matches!(stepped, Stepped::Event { .. }) {
             self.snapshot_if_due()?;
         }
         Ok(stepped)
@@ -171,6 +171,7 @@ impl<S: Log> Lane<S> {
                 let begun = Instant::now();
                 let merge = &self.merge;
                 let effects = self.engine.step_from(input, || place_of(merge, log, start, line).to_string());
+                let rejected = effects.rejects_its_event().then_some(line);
                 self.facts.learned(&effects.applied, begun.elapsed());
                 effects.evicted.iter().for_each(|space| self.facts.space_evicted(space));
                 for letter in effects.dead_letters {
@@ -179,7 +180,7 @@ impl<S: Log> Lane<S> {
                 }
                 self.note_applied(&effects.applied);
                 self.events_since += 1;
-                Ok(Stepped::Event(effects.applied))
+                Ok(Stepped::Event { log, rejected, applied: effects.applied })
             }
             Next::Wait => Ok(Stepped::Wait),
             Next::End => Ok(Stepped::End),
@@ -207,6 +208,11 @@ impl<S: Log> Lane<S> {
             self.dead_bytes += letter.memory_bytes();
             self.work.dead_letters.push(letter);
         }
+    }
+
+    /// Why events became dead letters since the start.
+    pub fn reasons(&self) -> Reasons {
+        self.facts.reasons()
     }
 
     /// Records examples that were learned from.
@@ -254,7 +260,7 @@ impl<S: Log> Lane<S> {
                 self.snapshot()?;
             }
             let stepped = self.advance()?;
-            if !matches!(stepped, Stepped::Event(_)) {
+            if !matches!(stepped, Stepped::Event { .. }) {
                 return Ok((taken, Some(stepped)));
             }
         }
@@ -366,7 +372,7 @@ impl<S: Log> Lane<S> {
 }
 
 /// Source position of an event.
-fn place_of<S: Log>(merge: &Merge<S>, log: usize, start: u64, line: u64) -> Value {
+pub fn place_of<S: Log>(merge: &Merge<S>, log: usize, start: u64, line: u64) -> Value {
     let mut place = merge.source(log).map(|source| source.place(start, line)).unwrap_or_default();
     place["log"] = json!(merge.name(log));
     place
@@ -375,8 +381,15 @@ fn place_of<S: Log>(merge: &Merge<S>, log: usize, start: u64, line: u64) -> Valu
 /// Result of one step of a lane.
 #[derive(Debug, PartialEq)]
 pub enum Stepped {
-    /// It processed an event and learned from these examples.
-    Event(Vec<Applied>),
+    /// It processed an event.
+    Event {
+        /// The log that it came from.
+        log: usize,
+        /// Its line, or 0 where there are no lines, if it became a dead letter.
+        rejected: Option<u64>,
+        /// The examples that were learned from.
+        applied: Vec<Applied>,
+    },
     /// Waiting for more events of a log.
     Wait,
     /// All logs are complete, or idle.

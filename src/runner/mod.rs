@@ -29,7 +29,7 @@ mod simulation;
 pub mod slots;
 
 pub use commit::Keeper;
-pub use lane::{Lane, Places, Stepped};
+pub use lane::{Lane, Places, Stepped, place_of};
 pub use retry::Retry;
 
 use crate::config::StoreConfig;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Timing;
+use super::{Reasons, Timing};
 use crate::dead_letters::{Recording, SAMPLE};
 use crate::engine::{Applied, Side};
 use crate::event::{ModelName, Name};
@@ -48,7 +48,7 @@ pub struct Facts {
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Log {
-    pub dead: BTreeMap<(Side, &'static str), u64>,
+    pub dead: Reasons,
     pub newest_dead: VecDeque<DeadNews>,
     /// When it was last logged that dead letters are sampled.
     pub warned_unrecorded: Option<Instant>,
@@ -167,9 +167,14 @@ impl Facts {
         lock(&self.log).clone()
     }
 
+    /// Why events became dead letters since the process started.
+    pub fn reasons(&self) -> Reasons {
+        lock(&self.log).dead.clone()
+    }
+
     /// Reports a dead letter.
     pub fn bad_event(&self, letter: &Letter) {
-        let detail = letter.detail();
+        let (detail, whole) = (letter.detail(), letter);
         let Letter { letter, place, origin, time_ms } = letter;
         let reason = letter.bad.reason();
         let traceparent = origin.as_ref().and_then(|origin| origin.traceparent.as_deref());
@@ -177,9 +182,7 @@ impl Facts {
             self.warn_of_limit("events of new spaces become dead letters");
         }
         let mut log = lock(&self.log);
-        let number = log.dead.entry((letter.side, reason)).or_default();
-        *number += 1;
-        if *number == 1 {
+        if log.dead.add(whole) == 1 {
             tracing::warn!(
                 %place,
                 traceparent,

@@ -527,7 +527,7 @@ fn of_events(sheet: &mut Sheet, news: &News, log: &Log) {
     sheet.counters("rewards_further", about, parts(rewards.further));
     let about = "Rewards learned clipped to reward.range, each after aggregation: part of the used ones";
     sheet.counters("rewards_clipped", about, parts(rewards.clipped));
-    let dead = log.dead.iter().map(|((side, reason), number)| (Reason { kind: kind(*side), reason }, *number));
+    let dead = log.dead.all().map(|dead| (Reason { kind: kind(dead.side), reason: dead.code }, dead.number));
     sheet.counters("dead_letters", "Dead letters since the process started, by kind and reason", dead);
     let unrecorded = [(Vec::<(String, String)>::new(), news.counts.dead_unrecorded)];
     let about = "Dead letters counted but not recorded because of events.dead_letters_bytes_max";

@@ -14,9 +14,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
-use crate::engine::DeadLetter;
+use crate::engine::{DeadLetter, Side};
 use crate::event::{Name, excerpt};
 use crate::merge::{Origin, Source};
 
@@ -124,14 +125,28 @@ impl Letter {
     /// As a line of JSON.
     pub fn line(&self) -> String {
         let Self { letter, place, time_ms, .. } = self;
-        let mut record = place.clone();
-        record["reason"] = json!(letter.bad.reason());
-        record["detail"] = json!(self.detail());
-        record["side"] = json!(letter.side);
-        record["time_ms"] = json!(time_ms);
-        record["bytes"] = json!(base64::engine::general_purpose::STANDARD.encode(&letter.bytes));
-        format!("{record}\n")
+        let line = Line {
+            reason: letter.bad.reason(),
+            detail: &self.detail(),
+            side: letter.side,
+            place: place.as_object(),
+            time_ms: *time_ms,
+            bytes: &base64::engine::general_purpose::STANDARD.encode(&letter.bytes),
+        };
+        format!("{}\n", serde_json::to_string(&line).expect("text, numbers and JSON values are always JSON"))
     }
+}
+
+/// A dead letter on files. People read it: what is wrong comes first, the event last, since it may be long.
+#[derive(Serialize)]
+struct Line<'a> {
+    reason: &'static str,
+    detail: &'a str,
+    side: Side,
+    #[serde(flatten)]
+    place: Option<&'a serde_json::Map<String, Value>>,
+    time_ms: u64,
+    bytes: &'a str,
 }
 
 /// Now, in milliseconds since 1970.

@@ -12,6 +12,7 @@ mod deploy;
 mod docs;
 mod evaluate;
 mod examples;
+mod failures;
 mod first_hour;
 mod fleet;
 mod formats;
