@@ -32,6 +32,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::config::{MissingPropensities, Settings, Spec};
 use crate::dead_letters::{Bucket, Recording};
+use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
 use crate::evaluate::worth::WorthView;
 use crate::event::{Example, ModelName, Name, Query};
 use crate::hpg::spectra::Eigen;
@@ -421,6 +422,8 @@ pub struct SpaceView {
     pub eigens: Vec<Eigen>,
     /// Estimated lift of routing.
     pub worth: Option<WorthView>,
+    /// Whether models were played as often as the propensities say.
+    pub sample_ratio: SampleRatioView,
 }
 
 impl Engine {
@@ -625,6 +628,11 @@ impl Engine {
         self.trainer(space)?.worth()
     }
 
+    /// The sample-ratio test of a space, and the configuration of its learner.
+    pub fn sample_ratio(&self, space: &Name) -> Option<(SampleRatio, &Spec)> {
+        self.trainer(space).map(|trainer| (trainer.sample_ratio(), trainer.spec()))
+    }
+
     /// The policy of a space, in the routing form.
     pub fn policy(&self, space: &Name) -> Option<Policy> {
         self.trainer(space).map(Trainer::policy)
@@ -811,6 +819,7 @@ impl Engine {
             retired: space.retired.iter().cloned().collect(),
             eigens: trainer.eigens(),
             worth: trainer.worth(),
+            sample_ratio: trainer.sample_ratio().view(&trainer.spec().models, trainer.spec().worth.alpha),
         })
     }
 
@@ -1173,13 +1182,19 @@ impl Space {
     fn example(&self, decision: Decision, reward: f64, missing: MissingPropensities) -> Example {
         let query = Query::from_f32(&decision.query).expect("checked when it came");
         let model = usize::from(decision.model);
+        let is_stated = match decision.propensities {
+            Known::Full(_) => true,
+            Known::Chosen(_) => false,
+            Known::Nothing => missing == MissingPropensities::Uniform,
+        };
         let (propensities, assumed) = match decision.propensities {
             Known::Full(p) => (p, None),
             Known::Chosen(p) => self.assume(&query, model, Some(p), missing),
             Known::Nothing => self.assume(&query, model, None, missing),
         };
         let policy = decision.policy.or(assumed);
-        Example::new(query, model, propensities, policy, reward).expect("checked when it came")
+        let example = Example::new(query, model, propensities, policy, reward).expect("checked when it came");
+        if is_stated { example } else { example.with_guessed_propensities() }
     }
 
     /// The full distribution, completed from the propensity of the chosen model, and the policy where it differs.
@@ -1532,14 +1547,16 @@ mod tests {
         let mut engine = engine(SMALL);
         engine.admit(&Name::default_space(), &mut Vec::new()).unwrap();
         let space = &engine.spaces[&Name::default_space()];
-        for (known, missing) in [
-            (Known::Full(vec![0.2, 0.6, 0.2]), MissingPropensities::Reject),
-            (Known::Chosen(0.6), MissingPropensities::Uniform),
-            (Known::Chosen(0.6), MissingPropensities::Current),
-            (Known::Nothing, MissingPropensities::Current),
+        for (known, missing, is_stated) in [
+            (Known::Full(vec![0.2, 0.6, 0.2]), MissingPropensities::Reject, true),
+            (Known::Nothing, MissingPropensities::Uniform, true),
+            (Known::Chosen(0.6), MissingPropensities::Uniform, false),
+            (Known::Chosen(0.6), MissingPropensities::Current, false),
+            (Known::Nothing, MissingPropensities::Current, false),
         ] {
             let example = space.example(decision(known), 1.0, missing);
             assert_eq!(example.policy(), [0.1, 0.7, 0.2]);
+            assert_eq!(example.has_stated_propensities(), is_stated);
         }
     }
 
