@@ -577,7 +577,7 @@ mod tests {
                 propensities: &[0.25, 0.75],
                 model: 0,
                 reward: f64::from(u8::from(i % 9 > 0)),
-                predicted: &[0.9; 2],
+                predicted: &[0.5; 2],
             };
             judge.see(&event, &[&[1.0, 0.0]], None);
         }

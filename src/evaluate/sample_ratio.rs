@@ -233,7 +233,7 @@ mod tests {
         let view = one.view(&models, 0.05);
         assert_eq!((view.examples, view.log_evidence), (80, evidence));
         let worst = view.worst().unwrap();
-        assert_eq!((worst.model.as_str(), worst.played, worst.expected), ("b", 0.5, 0.375));
+        assert_eq!((worst.model.as_str(), worst.played, worst.expected), ("c", 0.125, 0.25));
         assert_eq!(SampleRatio::from_record(&one.record(), 3), Some(one.clone()));
         assert_eq!(SampleRatio::from_record(&one.record(), 2), None);
         let broken = SampleRatioRecord { log_evidence: f64::NAN, ..one.record() };

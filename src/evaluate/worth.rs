@@ -500,7 +500,7 @@ mod tests {
         let spec = WorthSpec { every: 3, ..spec(None) };
         let mut worth = Worth::new(&spec, 2);
         for _ in 0..10 {
-            let example = Example::new(Query::new([1.0]).unwrap(), 0, vec![0.5; 2], None, 1.0).unwrap();
+            let example = Example::new(Query::new([1.0]).unwrap(), 0, vec![0.9, 0.1], None, 1.0).unwrap();
             let outlook = worth.is_next_judged(&spec).then_some(Outlook { policy: &[0.5; 2], predicted: None });
             worth.see(&spec, &example, outlook, &mut Scratch::default());
         }
