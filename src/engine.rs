@@ -33,6 +33,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::config::{MissingPropensities, Settings, Spec};
 use crate::dead_letters::{Bucket, Recording};
+use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
 use crate::evaluate::worth::WorthView;
 use crate::event::{Example, ModelName, Name, Query};
 use crate::hpg::spectra::Eigen;
@@ -435,6 +436,8 @@ pub struct SpaceView {
     pub worth: Option<WorthView>,
     /// Warnings about its log.
     pub warnings: Vec<Warning>,
+    /// Whether models were played as often as the propensities say.
+    pub sample_ratio: SampleRatioView,
 }
 
 impl Engine {
@@ -644,6 +647,11 @@ impl Engine {
         self.spaces.get(space).map(Space::warnings).unwrap_or_default()
     }
 
+    /// The sample-ratio test of a space, and the configuration of its learner.
+    pub fn sample_ratio(&self, space: &Name) -> Option<(SampleRatio, &Spec)> {
+        self.trainer(space).map(|trainer| (trainer.sample_ratio(), trainer.spec()))
+    }
+
     /// The policy of a space, in the routing form.
     pub fn policy(&self, space: &Name) -> Option<Policy> {
         self.trainer(space).map(Trainer::policy)
@@ -831,6 +839,7 @@ impl Engine {
             eigens: trainer.eigens(),
             worth: trainer.worth(),
             warnings: space.warnings(),
+            sample_ratio: trainer.sample_ratio().view(&trainer.spec().models, trainer.spec().worth.alpha),
         })
     }
 
@@ -1215,13 +1224,19 @@ impl Space {
     fn example(&self, decision: Decision, reward: f64, missing: MissingPropensities) -> Example {
         let query = Query::from_f32(&decision.query).expect("checked when it came");
         let model = usize::from(decision.model);
+        let is_stated = match decision.propensities {
+            Known::Full(_) => true,
+            Known::Chosen(_) => false,
+            Known::Nothing => missing == MissingPropensities::Uniform,
+        };
         let (propensities, assumed) = match decision.propensities {
             Known::Full(p) => (p, None),
             Known::Chosen(p) => self.assume(&query, model, Some(p), missing),
             Known::Nothing => self.assume(&query, model, None, missing),
         };
         let policy = decision.policy.or(assumed);
-        Example::new(query, model, propensities, policy, reward).expect("checked when it came")
+        let example = Example::new(query, model, propensities, policy, reward).expect("checked when it came");
+        if is_stated { example } else { example.with_guessed_propensities() }
     }
 
     /// The full distribution, completed from the propensity of the chosen model, and the policy where it differs.
@@ -1626,14 +1641,16 @@ mod tests {
         let mut engine = engine(SMALL);
         engine.admit(&Name::default_space(), &mut Vec::new()).unwrap();
         let space = &engine.spaces[&Name::default_space()];
-        for (known, missing) in [
-            (Known::Full(vec![0.2, 0.6, 0.2]), MissingPropensities::Reject),
-            (Known::Chosen(0.6), MissingPropensities::Uniform),
-            (Known::Chosen(0.6), MissingPropensities::Current),
-            (Known::Nothing, MissingPropensities::Current),
+        for (known, missing, is_stated) in [
+            (Known::Full(vec![0.2, 0.6, 0.2]), MissingPropensities::Reject, true),
+            (Known::Nothing, MissingPropensities::Uniform, true),
+            (Known::Chosen(0.6), MissingPropensities::Uniform, false),
+            (Known::Chosen(0.6), MissingPropensities::Current, false),
+            (Known::Nothing, MissingPropensities::Current, false),
         ] {
             let example = space.example(decision(known), 1.0, missing);
             assert_eq!(example.policy(), [0.1, 0.7, 0.2]);
+            assert_eq!(example.has_stated_propensities(), is_stated);
         }
     }
 

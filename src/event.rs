@@ -206,6 +206,8 @@ pub struct Example {
     propensities: Vec<f64>,
     policy: Option<Vec<f64>>,
     reward: f64,
+    /// Whether `propensities` is the distribution that the log states.
+    is_stated: bool,
 }
 
 /// Why an [`Example`] cannot be learned from.
@@ -265,7 +267,18 @@ impl Example {
         if !(0.0..=1.0).contains(&reward) {
             return Err(BadExample::Reward(reward));
         }
-        Ok(Self { query, model, propensities, policy, reward })
+        Ok(Self { query, model, propensities, policy, reward, is_stated: true })
+    }
+
+    /// The same example with propensities that were guessed: completed from the probability of the chosen model alone, or those
+    /// of the current policy. They are no statement about the log that could be tested.
+    pub fn with_guessed_propensities(self) -> Self {
+        Self { is_stated: false, ..self }
+    }
+
+    /// Whether the propensities are the distribution that the model was drawn from, as logged, declared or assumed as a whole.
+    pub fn has_stated_propensities(&self) -> bool {
+        self.is_stated
     }
 
     /// Checks that the example belongs into a space of this shape.
@@ -311,7 +324,7 @@ impl Example {
 
     /// Its record.
     pub fn record(&self) -> ExampleRecord {
-        let Self { query: Query(query), model, propensities, policy, reward } = self.clone();
+        let Self { query: Query(query), model, propensities, policy, reward, .. } = self.clone();
         ExampleRecord { query, model: model as u64, propensities, policy, reward }
     }
 

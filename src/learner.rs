@@ -14,6 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use thiserror::Error;
 
 use crate::config::{Method, Spec};
+use crate::evaluate::sample_ratio::SampleRatio;
 use crate::evaluate::worth::{Floor, Outlook, Scratch, Worth, WorthView};
 use crate::event::{BadExample, BadQuery, Example, ModelName, Query};
 use crate::hpg::actor_critic::ActorCritic;
@@ -389,6 +390,7 @@ impl Trainer {
             book.reward_sum += others.reward_sum;
             book.learned += others.learned;
             book.version += others.version;
+            student.worth.add(&other_student.worth);
         }
         added
     }
@@ -418,7 +420,12 @@ impl Trainer {
 
     /// Estimates of the policy value; `None` without evaluated examples.
     pub fn worth(&self) -> Option<WorthView> {
-        self.caught_up().worth.view(&self.spec.worth, &self.spec.models)
+        self.caught_up().worth.view(&self.spec.worth, self.spec.algorithm(), &self.spec.models)
+    }
+
+    /// The sample-ratio test of its examples.
+    pub fn sample_ratio(&self) -> SampleRatio {
+        self.caught_up().worth.sample_ratio().clone()
     }
 
     /// Its configuration.

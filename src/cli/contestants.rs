@@ -4,6 +4,9 @@ use anyhow::{Context, anyhow};
 
 use crate::config::{LearnerConfig, Spec};
 
+/// Name of the configured learner on the command line.
+pub const CONFIGURED: &str = "configured";
+
 /// An algorithm to compare.
 pub struct Contestant {
     /// As given on the command line.
@@ -23,7 +26,7 @@ fn contestant(text: &str, base: &LearnerConfig) -> anyhow::Result<Contestant> {
     let name = parts.next().unwrap_or_default();
     let mut learner = base.clone();
     let mut keys = serde_json::Map::new();
-    if name != "configured" {
+    if name != CONFIGURED {
         // The configured keys are meant for the configured algorithm.
         let LearnerConfig { dim, models, exploration_floor, seed, .. } = learner;
         learner = LearnerConfig { dim, models, exploration_floor, seed, ..LearnerConfig::default() };
@@ -42,6 +45,6 @@ fn contestant(text: &str, base: &LearnerConfig) -> anyhow::Result<Contestant> {
         // The comparison evaluates them itself.
         spec.worth.every = 0;
     }
-    let name = text.replacen("configured", &format!("configured ({})", spec.algorithm()), 1);
+    let name = if name == CONFIGURED { format!("{} ({text})", spec.algorithm()) } else { text.to_owned() };
     Ok(Contestant { name, spec })
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use super::contestants::contestants;
+use super::contestants::{CONFIGURED, contestants};
 use super::examples::LogArgs;
 use super::output::{outln, width};
 use super::panel::{Panel, Row};
@@ -14,8 +14,9 @@ use super::world::positive_number;
 use super::{Failure, outputs, summary};
 use crate::config::Config;
 use crate::evaluate::judge::Range;
-use crate::evaluate::worth::{EFFECTIVE_MIN, Lift};
-use crate::report::{Block, Column, Lines, Page, Section, Series, Table};
+use crate::evaluate::sample_ratio::SampleRatioView;
+use crate::evaluate::verdict::{Assessment, Assessments, Comparison, Figures};
+use crate::report::{Band, Bands, Block, Column, Page, Section, Table};
 use crate::router::Params;
 use crate::wire::params::decode;
 
@@ -24,10 +25,16 @@ use crate::wire::params::decode;
 /// Off-policy evaluation: each logged example is weighted by the ratio of a policy's probability of the chosen model to its
 /// logged propensity. Evaluated are the policy that was logged, fixed parameters (--params), algorithms that learn from the
 /// log as it is read, where each example is evaluated before it is learned (--algorithms), uniform routing, and every single
-/// model.
+/// model. Without --algorithms and --params the configured algorithm is evaluated.
 ///
-/// The confidence ranges are valid at all times simultaneously: evaluate as often as you like and stop whenever you like; the
-/// probability that any of them is ever wrong is at most --alpha.
+/// The last lines say for each policy, best first, whether it earns more than the best single model. If models were not played as
+/// often as the propensities of the log say, or if confidence bounds cross, the log contradicts its propensities: there are no
+/// ranges and no verdict then.
+///
+/// The confidence ranges are valid at all times simultaneously: evaluate as often as you like and stop whenever you like. The
+/// policies share --alpha: the probability that the range of any lift is ever wrong is at most --alpha, for all policies
+/// together, and so are the probability that the range of any value is ever wrong and the probability that a log with right
+/// propensities is ever found to play models too often.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -47,7 +54,8 @@ pub struct Args {
 /// Output options.
 #[derive(Debug, clap::Args)]
 pub struct Shown {
-    /// Probability that any range is ever wrong, 1e-6 to 0.5
+    /// Probability that any range of a lift is ever wrong, for all policies together, 1e-6 to 0.5; the same for the ranges of the
+    /// values, and for the test of the propensities
     #[arg(long, default_value_t = ALPHA, value_parser = probability)]
     pub alpha: f64,
     /// Number of most recent examples that are also evaluated separately
@@ -91,7 +99,11 @@ fn probability(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
-    on_log(&args.log, &args.algorithms, &args.params, config, &args.shown)
+    // A newcomer asks whether routing pays, as it is configured.
+    let configured = [CONFIGURED.to_owned()];
+    let is_asked = !args.algorithms.is_empty() || !args.params.is_empty();
+    let algorithms = if is_asked { args.algorithms.as_slice() } else { &configured };
+    on_log(&args.log, algorithms, &args.params, config, &args.shown)
 }
 
 /// Evaluates algorithms and parameters on a log and prints the result.
@@ -112,31 +124,30 @@ pub fn on_log(
     let params = params.iter().map(|path| read_params(path)).collect::<anyhow::Result<Vec<_>>>()?;
     let mut panel = Panel::new(&spec, params, contestants, shown.window)?;
     let warned = log.each(config, "evaluating", |example| panel.see(example, shown.alpha))?;
-    let page = with_warnings(page(log, &panel, shown), &warned);
+    let result = Evaluation::of(&panel, shown.alpha)?;
+    let page = with_warnings(page(log, &panel, &result), &warned);
     let path = shown.report.as_deref().map(|directory| super::write_page(directory, "evaluate", &page)).transpose()?;
     super::write_pngs(shown.png.as_deref(), "evaluate", &page)?;
-    let all = table(&panel.rows(), panel.examples(), shown.alpha, shown.alpha);
+    let all = table(&panel.rows(), &result.assessed.all, shown.alpha);
     super::write_csv(shown.csv.as_deref(), &[&all])?;
     if shown.json {
-        let mut value = to_json(&panel, shown, path.as_deref());
+        let mut value = to_json(&panel, &result, shown, path.as_deref());
         value["warnings"] = json!(warned);
         outln!("{value}")?;
         return Ok(());
     }
     outln!("{}", all.text(width()))?;
-    let (latest, number) = panel.latest();
-    if number < panel.examples() {
-        outln!(
-            "{}",
-            table(&panel.rows_of(&latest), number, shown.alpha, panel.latest_alpha(shown.alpha)).text(width())
-        )?;
+    if let Some(latest) = result.latest() {
+        outln!("{}", table(&panel.rows_of(&panel.latest().0), latest, shown.alpha).text(width()))?;
+    }
+    for line in &result.lines {
+        outln!("{line}")?;
     }
     for line in warned::lines(&warned) {
         outln!("{line}")?;
     }
-    outln!("{}", verdict(&panel.rows(), shown.alpha))?;
     if let Some(path) = path {
-        outln!("Report with the lift over time: {}", path.display())?;
+        outln!("Report with the lifts over time: {}", path.display())?;
     }
     Ok(())
 }
@@ -147,135 +158,175 @@ fn with_warnings(mut page: Page, warned: &[Warned]) -> Page {
     page
 }
 
+/// What the log says.
+struct Evaluation {
+    assessed: Assessments,
+    comparisons: Vec<Comparison>,
+    ratio: SampleRatioView,
+    alpha: f64,
+    /// Warnings and verdicts.
+    lines: Vec<String>,
+}
+
+impl Evaluation {
+    fn of(panel: &Panel, alpha: f64) -> anyhow::Result<Self> {
+        let assessed = panel.assessments(alpha).context("the log has no examples")?;
+        let comparisons = assessed.comparisons(&panel.names());
+        let ratio = panel.sample_ratio(alpha);
+        let lines = summary::verdict_lines(&ratio, &comparisons);
+        Ok(Self { assessed, comparisons, ratio, alpha, lines })
+    }
+
+    /// The latest examples, if these are not all.
+    fn latest(&self) -> Option<&Assessment> {
+        self.assessed.latest.as_ref().filter(|latest| latest.examples < self.assessed.all.examples)
+    }
+}
+
 fn read_params(path: &Path) -> anyhow::Result<(String, Params)> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let params = decode(&bytes).with_context(|| format!("{} is not a valid parameter file", path.display()))?;
     Ok((path.display().to_string(), params))
 }
 
-/// The constant policy with the highest estimated value, and the index of its model.
-fn best_constant<'r, 'a>(rows: &'r [Row<'a>]) -> Option<(usize, &'r Row<'a>)> {
-    let value = |row: &Row| row.estimate.self_normalised();
-    let constants = rows.iter().filter(|row| row.is_constant).enumerate();
-    constants.max_by(|(_, a), (_, b)| value(a).total_cmp(&value(b)))
+/// What one row shows beside its estimate.
+struct Standing {
+    figures: Figures,
+    lift: f64,
+    lift_range: Option<Range>,
 }
 
-/// Estimated gain over the best constant model: by paired differences, or for another constant model by the two values.
-fn lift(row: &Row, rows: &[Row]) -> f64 {
-    match best_constant(rows) {
-        Some((model, _)) if !row.is_constant => row.estimate.lift_estimate(model).0,
-        best => row.estimate.self_normalised() - best.map_or(0.0, |(_, best)| best.estimate.self_normalised()),
+impl Assessment {
+    /// The rows in the order of the table: candidates, then models alone. The lift of a model alone is the difference of the
+    /// values.
+    fn standings(&self) -> Vec<Standing> {
+        let best = self.alone[self.best_alone].value;
+        let candidates = self.candidates.iter().zip(&self.lifts).map(|(figures, lift)| Standing {
+            figures: *figures,
+            lift: lift.over_any.map_or(lift.value, |range| range.nearest(lift.value)),
+            lift_range: lift.over_any,
+        });
+        let alone = self.alone.iter().map(|figures| Standing {
+            figures: *figures,
+            lift: figures.value - best,
+            lift_range: None,
+        });
+        candidates.chain(alone).collect()
     }
 }
 
-fn is_poor(row: &Row, examples: u64) -> bool {
-    row.estimate.effective() < EFFECTIVE_MIN * examples as f64
-}
-
-/// `alpha` is the error probability of all ranges together, `each` that of the ranges in this table.
-fn table(rows: &[Row], examples: u64, alpha: f64, each: f64) -> Table {
+/// `alpha` is the error probability of all ranges of a column together.
+fn table(rows: &[Row], assessed: &Assessment, alpha: f64) -> Table {
     let range = |range: Range| format!("{:.4} to {:.4}", range.low, range.high);
-    let line = |row: &Row| {
-        let estimate = row.estimate;
+    let standings = assessed.standings();
+    let line = |(row, standing): (&Row, &Standing)| {
+        let Standing { figures, lift, lift_range } = standing;
         vec![
             row.name.to_owned(),
-            format!("{:.4}", estimate.self_normalised()),
-            range(estimate.range(each)),
-            format!("{:.4}", estimate.inverse_propensity()),
-            format!("{:.4}", estimate.doubly_robust()),
-            format!("{:+.4}", lift(row, rows) + 0.0),
-            if row.is_constant { String::new() } else { range(estimate.lift_range(each)) },
-            format!("{:.0}", estimate.effective()),
+            format!("{:.4}", figures.value),
+            figures.range.map_or_else(|| "none".to_owned(), range),
+            format!("{:.4}", figures.inverse_propensity),
+            format!("{:.4}", figures.doubly_robust),
+            format!("{:+.4}", lift + 0.0),
+            match lift_range {
+                _ if row.is_constant => String::new(),
+                None => "none".to_owned(),
+                Some(lift_range) => range(*lift_range),
+            },
+            format!("{:.0}", figures.effective_examples),
         ]
     };
     let titles = ["value", "range", "by propensity", "doubly robust", "lift", "range", "effective examples"];
     let columns = std::iter::once(Column::left("policy")).chain(titles.map(Column::right)).collect();
-    let poor: Vec<&str> = rows.iter().filter(|row| is_poor(row, examples)).map(|row| row.name).collect();
+    let is_poor = |(_, standing): &(&Row, &Standing)| assessed.is_poor(&standing.figures);
+    let poor: Vec<&str> = rows.iter().zip(&standings).filter(is_poor).map(|(row, _)| row.name).collect();
     let warning = if poor.is_empty() {
         String::new()
     } else {
         format!("; unreliable, since few examples are effective: {}", poor.join(", "))
     };
+    let ranges = if standings.iter().all(|standing| standing.figures.range.is_none()) {
+        "ranges: none, since the log contradicts its propensities".to_owned()
+    } else {
+        format!("ranges: all of a column together valid at all times with probability {}", 1.0 - alpha)
+    };
     let note = format!(
-        "{examples} examples, each evaluated before it was learned; lift: over the best constant model; ranges: all valid \
-         at all times with probability {}{warning}",
-        1.0 - alpha
+        "{} examples, each evaluated before it was learned; lift: over the best constant model; {ranges}{warning}",
+        assessed.examples
     );
-    Table { columns, rows: rows.iter().map(line).collect(), note: Some(note) }
+    Table { columns, rows: rows.iter().zip(&standings).map(line).collect(), note: Some(note) }
 }
 
-/// Does routing as logged pay?
-fn verdict(rows: &[Row], alpha: f64) -> String {
-    let Some((logged, (_, best))) = rows.first().zip(best_constant(rows)) else { return String::new() };
-    let lift = Lift { value: lift(logged, rows), range: logged.estimate.lift_range(alpha) };
-    summary::verdict(&lift, best.name)
-}
-
-fn to_json(panel: &Panel, shown: &Shown, report: Option<&Path>) -> Value {
-    let of = |rows: &[Row], examples: u64, alpha: f64| -> Vec<Value> {
-        let row = |row: &Row| {
-            let estimate = row.estimate;
+fn to_json(panel: &Panel, result: &Evaluation, shown: &Shown, report: Option<&Path>) -> Value {
+    let of = |rows: &[Row], assessed: &Assessment| -> Vec<Value> {
+        let row = |(row, standing): (&Row, Standing)| {
+            let Standing { figures, lift, lift_range } = standing;
             json!({
                 "policy": row.name,
-                "value": estimate.self_normalised(),
-                "deviation": estimate.deviation(),
-                "range": estimate.range(alpha),
-                "inverse_propensity": estimate.inverse_propensity(),
-                "doubly_robust": estimate.doubly_robust(),
-                "doubly_robust_deviation": estimate.doubly_robust_deviation(),
-                "lift": lift(row, rows),
-                "lift_range": (!row.is_constant).then(|| estimate.lift_range(alpha)),
-                "effective_examples": estimate.effective(),
-                "poor_overlap": is_poor(row, examples),
+                "value": figures.value,
+                "deviation": row.estimate.deviation(),
+                "range": figures.range,
+                "inverse_propensity": figures.inverse_propensity,
+                "doubly_robust": figures.doubly_robust,
+                "doubly_robust_deviation": row.estimate.doubly_robust_deviation(),
+                "lift": lift,
+                "lift_range": lift_range,
+                "effective_examples": figures.effective_examples,
+                "poor_overlap": assessed.is_poor(&figures),
             })
         };
-        rows.iter().map(row).collect()
+        rows.iter().zip(assessed.standings()).map(row).collect()
     };
-    let (latest, number) = panel.latest();
-    let rows = panel.rows();
+    let Assessments { all, latest, contradiction } = &result.assessed;
     json!({
-        "examples": panel.examples(),
+        "examples": all.examples,
         "alpha": shown.alpha,
-        "best_constant": best_constant(&rows).map(|(_, row)| row.name),
-        "policies": of(&rows, panel.examples(), shown.alpha),
-        "latest": {
-            "examples": number,
-            "policies": of(&panel.rows_of(&latest), number, panel.latest_alpha(shown.alpha)),
-        },
-        "verdict": verdict(&rows, shown.alpha),
+        "best_constant": panel.names().alone(all.best_alone),
+        "policies": of(&panel.rows(), all),
+        "latest": latest.as_ref().map(|latest| json!({
+            "examples": latest.examples,
+            "policies": of(&panel.rows_of(&panel.latest().0), latest),
+        })),
+        "sample_ratio": result.ratio,
+        "contradiction": contradiction,
+        "verdicts": result.comparisons,
+        "verdict": result.comparisons.first().map(|best| &best.sentence),
         "report": report,
     })
 }
 
-fn page(log: &LogArgs, panel: &Panel, shown: &Shown) -> Page {
-    let (latest, number) = panel.latest();
-    let rows = panel.rows();
-    let bound = |name: &str, of: fn(&Range) -> f64| Series {
-        name: name.to_owned(),
-        points: panel.curve().iter().map(|(examples, range)| (*examples as f64, of(range))).collect(),
-        dashed: false,
-    };
-    let lines = Lines {
-        title: "Lift of the logged policy over the best constant model, confidence range".to_owned(),
+fn page(log: &LogArgs, panel: &Panel, result: &Evaluation) -> Page {
+    let alpha = result.alpha;
+    let chart = Bands {
+        title: "Lift over the best constant model, with its confidence range".to_owned(),
         x_label: "examples".to_owned(),
         y_label: "lift".to_owned(),
-        series: vec![bound("lower bound", |range| range.low), bound("upper bound", |range| range.high)],
+        bands: panel.names().candidates.iter().enumerate().map(|(i, name)| band(panel, i, name)).collect(),
     };
     let section = |heading: &str, text: Option<String>, body| Section { heading: heading.to_owned(), text, body };
-    let mut sections = vec![section(
-        "All examples",
-        Some(verdict(&rows, shown.alpha)),
-        vec![Block::Table(table(&rows, panel.examples(), shown.alpha, shown.alpha)), Block::Chart(lines.html())],
-    )];
-    if number < panel.examples() {
-        let each = panel.latest_alpha(shown.alpha);
-        let body = vec![Block::Table(table(&panel.rows_of(&latest), number, shown.alpha, each))];
+    let mut body = vec![Block::Table(table(&panel.rows(), &result.assessed.all, alpha))];
+    if result.assessed.contradiction.is_none() {
+        body.push(Block::Chart(chart.html()));
+    }
+    let mut sections = vec![section("All examples", Some(result.lines.join(" ")), body)];
+    if let Some(latest) = result.latest() {
+        let body = vec![Block::Table(table(&panel.rows_of(&panel.latest().0), latest, alpha))];
         sections.push(section("Most recent examples", None, body));
     }
+    let examples = result.assessed.all.examples.to_string();
     Page {
         title: "Pointsman evaluate".to_owned(),
         lead: "Estimated value of policies on this log: does routing pay?".to_owned(),
-        facts: vec![("space".to_owned(), log.space.clone()), ("examples".to_owned(), panel.examples().to_string())],
+        facts: vec![("space".to_owned(), log.space.clone()), ("examples".to_owned(), examples)],
         sections,
     }
+}
+
+/// The lift of one candidate over time.
+fn band(panel: &Panel, candidate: usize, name: &str) -> Band {
+    let point = |(examples, lifts): &(u64, Vec<Option<(f64, Range)>>)| {
+        let (lift, Range { low, high }) = lifts.get(candidate).copied().flatten()?;
+        Some((*examples as f64, [lift, low, high]))
+    };
+    Band { name: name.to_owned(), points: panel.curve().iter().filter_map(point).collect() }
 }

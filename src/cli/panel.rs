@@ -6,6 +6,8 @@ use anyhow::anyhow;
 use super::contestants::Contestant;
 use crate::config::{Algorithm, LearnerConfig, Spec};
 use crate::evaluate::judge::{Estimate, Judge, Logged, Range};
+use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
+use crate::evaluate::verdict::{Assessments, Names};
 use crate::event::{Example, ModelName};
 use crate::learner::Trainer;
 use crate::router::{Params, uniform};
@@ -13,17 +15,15 @@ use crate::router::{Params, uniform};
 /// The evaluated policies, and the reward predictor of the doubly robust estimate.
 pub struct Panel {
     models: Vec<ModelName>,
-    members: Vec<Member>,
+    /// Names of the policies that are not single models.
+    candidates: Vec<String>,
+    policies: Vec<Judged>,
     /// Names of the constant policies.
     alone: Vec<String>,
     predictor: Trainer,
     judge: Judge,
+    ratio: SampleRatio,
     curve: Curve,
-}
-
-struct Member {
-    name: String,
-    policy: Judged,
 }
 
 enum Judged {
@@ -52,7 +52,7 @@ impl Panel {
         window: u64,
     ) -> anyhow::Result<Self> {
         let models = spec.models.clone();
-        let mut members = vec![Member { name: "logged policy".to_owned(), policy: Judged::Logged }];
+        let mut members = vec![("logged policy".to_owned(), Judged::Logged)];
         for (name, params) in params {
             if params.dim != spec.dim {
                 return Err(anyhow!(
@@ -62,25 +62,31 @@ impl Panel {
                 ));
             }
             let places = models.iter().map(|model| params.models.iter().position(|other| other == model)).collect();
-            members.push(Member { name, policy: Judged::Params { params: Box::new(params), places } });
+            members.push((name, Judged::Params { params: Box::new(params), places }));
         }
-        let learners = contestants.into_iter().map(|Contestant { name, spec }| (name, Trainer::new(spec)));
-        members.extend(learners.map(|(name, trainer)| Member { name, policy: Judged::Learner(Box::new(trainer)) }));
-        members.push(Member { name: "uniform".to_owned(), policy: Judged::Uniform });
+        let learner = |Contestant { name, spec }| (name, Judged::Learner(Box::new(Trainer::new(spec))));
+        members.extend(contestants.into_iter().map(learner));
+        members.push(("uniform".to_owned(), Judged::Uniform));
         let alone = models.iter().map(|model| format!("always {model}")).collect();
         let names = models.iter().map(ToString::to_string).collect();
         let algorithm = Algorithm::HypentropyRegression;
         let predictor = LearnerConfig { dim: spec.dim, models: names, algorithm, ..LearnerConfig::default() };
         let judge = Judge::new(models.len(), members.len(), window);
-        Ok(Self { models, members, alone, predictor: Trainer::new(predictor.check()?), judge, curve: Curve::default() })
+        let ratio = SampleRatio::new(models.len());
+        let predictor = Trainer::new(predictor.check()?);
+        let (candidates, policies) = members.into_iter().unzip();
+        Ok(Self { models, candidates, policies, alone, predictor, judge, ratio, curve: Curve::default() })
     }
 
     /// Evaluates an example under the current policies, then lets the learners learn from it.
     pub fn see(&mut self, example: &Example, alpha: f64) -> anyhow::Result<()> {
         let predicted = self.predictor.predicted_rewards(example.query())?;
-        let mut played = Vec::with_capacity(self.members.len());
-        for member in &self.members {
-            played.push(member.policy.play(example, self.models.len())?);
+        let mut played = Vec::with_capacity(self.policies.len());
+        for policy in &self.policies {
+            played.push(policy.play(example, self.models.len())?);
+        }
+        if example.has_stated_propensities() {
+            self.ratio.see(example.propensities(), example.model());
         }
         let event = Logged {
             propensities: example.propensities(),
@@ -90,9 +96,19 @@ impl Panel {
         };
         let played: Vec<&[f64]> = played.iter().map(Vec::as_slice).collect();
         self.judge.see(&event, &played, None);
-        self.curve.see(&self.judge, alpha);
-        for member in &mut self.members {
-            if let Judged::Learner(trainer) = &mut member.policy {
+        if self.curve.is_due(self.judge.events()) {
+            let lifts = self.assessments(alpha).map_or_else(Vec::new, |assessed| {
+                assessed
+                    .all
+                    .lifts
+                    .iter()
+                    .map(|lift| lift.over_any.map(|range| (range.nearest(lift.value), range)))
+                    .collect()
+            });
+            self.curve.push(self.judge.events(), lifts);
+        }
+        for policy in &mut self.policies {
+            if let Judged::Learner(trainer) = policy {
                 trainer.learn(example.clone())?;
             }
         }
@@ -107,7 +123,7 @@ impl Panel {
 
     /// Over the most recent examples, with these estimates.
     pub fn rows_of<'a>(&'a self, estimates: &'a [Estimate]) -> Vec<Row<'a>> {
-        let members = self.members.iter().map(|member| (&member.name, false));
+        let members = self.candidates.iter().map(|name| (name, false));
         let names = members.chain(self.alone.iter().map(|name| (name, true)));
         names.zip(estimates).map(|((name, is_constant), estimate)| Row { name, estimate, is_constant }).collect()
     }
@@ -117,18 +133,24 @@ impl Panel {
         self.judge.latest()
     }
 
-    /// Error probability of the ranges over the most recent examples.
-    pub fn latest_alpha(&self, alpha: f64) -> f64 {
-        self.judge.latest_alpha(alpha)
+    /// Names of the policies.
+    pub fn names(&self) -> Names<'_> {
+        Names { candidates: &self.candidates, models: &self.models }
     }
 
-    /// Number of examples evaluated.
-    pub fn examples(&self) -> u64 {
-        self.judge.events()
+    /// What the examples say about every policy; none if there are none. All ranges of a kind hold together with probability
+    /// 1 - `alpha`.
+    pub fn assessments(&self, alpha: f64) -> Option<Assessments> {
+        Assessments::of(&self.judge, &self.ratio, &self.names(), alpha)
     }
 
-    /// The lift of the logged policy over time.
-    pub fn curve(&self) -> &[(u64, Range)] {
+    /// Whether models were played as often as the propensities say.
+    pub fn sample_ratio(&self, alpha: f64) -> SampleRatioView {
+        self.ratio.view(&self.models, alpha)
+    }
+
+    /// The lifts over time: number of examples, then the lift of each candidate with its range, where it has one.
+    pub fn curve(&self) -> &[(u64, Vec<Option<(f64, Range)>>)] {
         &self.curve.points
     }
 }
@@ -148,28 +170,27 @@ impl Judged {
     }
 }
 
-/// The lift of the first policy by number of examples, in at most twice [`POINTS`] points.
+/// The lifts of all candidates by number of examples, in at most twice [`POINTS`] points.
 #[derive(Default)]
 struct Curve {
     stride: u64,
-    points: Vec<(u64, Range)>,
+    points: Vec<(u64, Vec<Option<(f64, Range)>>)>,
 }
 
 const POINTS: usize = 100;
 
 impl Curve {
-    fn see(&mut self, judge: &Judge, alpha: f64) {
+    fn is_due(&self, examples: u64) -> bool {
+        examples.is_multiple_of(self.stride.max(1))
+    }
+
+    fn push(&mut self, examples: u64, lifts: Vec<Option<(f64, Range)>>) {
         self.stride = self.stride.max(1);
-        if !judge.events().is_multiple_of(self.stride) {
-            return;
-        }
-        if let Some(estimate) = judge.all().first() {
-            self.points.push((judge.events(), estimate.lift_range(alpha)));
-        }
+        self.points.push((examples, lifts));
         if self.points.len() >= 2 * POINTS {
             self.stride *= 2;
             let stride = self.stride;
-            self.points.retain(|(events, _)| events.is_multiple_of(stride));
+            self.points.retain(|(examples, _)| examples.is_multiple_of(stride));
         }
     }
 }

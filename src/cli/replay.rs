@@ -119,8 +119,8 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
             outln!("{line}")?;
         }
         for view in outcome.engine.spaces().take(SPACES_SHOWN) {
-            if let Some(worth) = &view.worth {
-                outln!("space {}: {}", view.name, summary::space_verdict(worth))?;
+            for line in summary::space_verdicts(&view) {
+                outln!("space {}: {line}", view.name)?;
             }
         }
         outln!("state digest {}", outcome.engine.digest())?;
@@ -419,10 +419,10 @@ fn space_section(view: &SpaceView, trend: Option<&Trend>) -> Section {
     let spectrum =
         Spectrum { title: "Eigenvalues of W at the end".to_owned(), models: names.into_iter().zip(values).collect() };
     body.push(Block::Chart(spectrum.html()));
-    let verdict = view.worth.as_ref().map(|worth| format!(" {}", summary::space_verdict(worth))).unwrap_or_default();
+    let verdicts: String = summary::space_verdicts(view).iter().map(|line| format!(" {line}")).collect();
     Section {
         heading: format!("Space {}", view.name),
-        text: Some(format!("{} examples, mean reward {:.4}.{verdict}", view.counts.applied, view.mean_reward)),
+        text: Some(format!("{} examples, mean reward {:.4}.{verdicts}", view.counts.applied, view.mean_reward)),
         body,
     }
 }

@@ -5,8 +5,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::warned;
 use crate::engine::{Counts, Engine, SpaceView, Totals};
-use crate::evaluate::judge::Range;
-use crate::evaluate::worth::{Lift, Verdict, WorthView};
+use crate::evaluate::sample_ratio::SampleRatioView;
+use crate::evaluate::verdict::{Comparison, Finding};
 use crate::report::{Column, Table};
 
 /// As one JSON object; totals over several lanes.
@@ -22,6 +22,8 @@ pub fn json(engines: &[Engine], out_of_order: u64) -> Value {
             "mean_reward": view.mean_reward,
             "join": view.counts.join,
             "worth": view.worth,
+            "sample_ratio": view.sample_ratio,
+            "verdict": view.worth.as_ref().and_then(|worth| worth.verdicts.first()).map(|best| &best.sentence),
         });
         (view.name.to_string(), value)
     };
@@ -63,39 +65,27 @@ fn digest(engines: &[Engine]) -> String {
     }
 }
 
-/// States in one sentence whether routing pays.
-pub fn verdict(lift: &Lift, best: &str) -> String {
-    let Lift { value, range: Range { low, high } } = *lift;
-    if low > 0.0 {
-        format!(
-            "Routing pays: the logged policy earned {value:.4} more per request than the best single model ({best}); \
-             confidence range {low:+.4} to {high:+.4}."
-        )
-    } else if high < 0.0 {
-        let less = -value;
-        format!(
-            "Routing does not pay: the logged policy earned {less:.4} less per request than the best single model ({best}); \
-             confidence range {low:+.4} to {high:+.4}."
-        )
-    } else {
-        format!(
-            "Undecided: the logged policy earned {value:+.4} per request relative to the best single model ({best}), but \
-             the confidence range {low:+.4} to {high:+.4} includes 0. More examples will narrow it."
-        )
+/// What to say about whether routing pays, line by line: a warning if models were not played as often as their propensities
+/// say, then one sentence per policy, best first, or why there is no verdict.
+pub fn verdict_lines(ratio: &SampleRatioView, comparisons: &[Comparison]) -> Vec<String> {
+    let mut lines: Vec<String> = ratio.mismatch.then(|| shares(ratio)).into_iter().collect();
+    // A contradiction concerns all policies alike.
+    let sentences: Vec<&str> = comparisons.iter().map(|one| one.sentence.as_str()).collect();
+    match comparisons.first().map(|one| one.result) {
+        Some(Finding::Contradiction) => lines.extend(sentences.first().map(ToString::to_string)),
+        _ => lines.extend(sentences.into_iter().map(str::to_owned)),
     }
+    lines
 }
 
-/// The same for a space, with a warning if its log has poor overlap.
-pub fn space_verdict(worth: &WorthView) -> String {
-    let Verdict { logged_lift, best_alone, poor_overlap, examples, policy, .. } = &worth.all;
-    let said = verdict(logged_lift, worth.models[*best_alone].as_str());
-    if !poor_overlap {
-        return said;
-    }
-    let effective = policy.effective_examples;
-    format!(
-        "{said} The log says little about the learned policy: only {effective:.0} of {examples} examples are effective."
-    )
+/// The same for a space.
+pub fn space_verdicts(view: &SpaceView) -> Vec<String> {
+    verdict_lines(&view.sample_ratio, view.worth.as_ref().map_or(&[], |worth| &worth.verdicts))
+}
+
+fn shares(ratio: &SampleRatioView) -> String {
+    let all: Vec<String> = ratio.models.iter().map(ToString::to_string).collect();
+    format!("warning: models were not played as often as their propensities say: {}.", all.join("; "))
 }
 
 /// As a table.

@@ -72,6 +72,29 @@ pub struct Range {
     pub high: f64,
 }
 
+/// Bounds that no value satisfies. If the propensities of the log are right, the probability that any bounds of level `alpha`
+/// ever cross is at most `alpha`: so the log contradicts its propensities.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Crossing {
+    /// Lower bound.
+    pub low: f64,
+    /// Upper bound.
+    pub high: f64,
+}
+
+impl Range {
+    /// The part between `least` and `most`, where the truth is known to be. Bounds that leave nothing of it cross.
+    fn between(low: f64, high: f64, [least, most]: [f64; 2]) -> Result<Self, Crossing> {
+        let (low, high) = (low.max(least), high.min(most));
+        if low <= high { Ok(Self { low, high }) } else { Err(Crossing { low, high }) }
+    }
+
+    /// The value in the range that is closest to an estimate.
+    pub fn nearest(&self, estimate: f64) -> f64 {
+        estimate.max(self.low).min(self.high)
+    }
+}
+
 /// Predicted value of a policy: sum_j pi_j f_j, and the same with the predictions moved for the lower and the upper bound.
 #[derive(Debug, Clone, Copy, Default)]
 struct Expected {
@@ -188,27 +211,31 @@ impl Estimate {
         self.value[0].count()
     }
 
+    /// Whether it is compared with the models, as all policies are that do not always play one of them.
+    pub fn is_compared(&self) -> bool {
+        !self.lifts.is_empty()
+    }
+
     /// Confidence range of the mean reward.
-    pub fn range(&self, alpha: f64) -> Range {
+    pub fn range(&self, alpha: f64) -> Result<Range, Crossing> {
         let [low, high] = self.value.each_ref().map(|one| one.lower(alpha / 2.0));
-        Range { low: low.clamp(0.0, 1.0), high: (-high).clamp(0.0, 1.0) }
+        Range::between(low, -high, [0.0, 1.0])
     }
 
     /// Confidence range of the lift over the best constant model. Models that were hardly ever played make it wide: any
     /// of them might be the best one.
-    pub fn lift_range(&self, alpha: f64) -> Range {
-        let all = (0..self.lifts.len()).map(|b| self.lift_over(b, alpha));
+    pub fn lift_range(&self, alpha: f64) -> Result<Range, Crossing> {
         // The lift over the best one is the least of all lifts.
-        all.fold(Range { low: 1.0, high: 1.0 }, |least, one| Range {
-            low: least.low.min(one.low),
-            high: least.high.min(one.high),
+        (0..self.lifts.len()).try_fold(Range { low: 1.0, high: 1.0 }, |least, b| {
+            let one = self.lift_over(b, alpha)?;
+            Ok(Range { low: least.low.min(one.low), high: least.high.min(one.high) })
         })
     }
 
     /// Confidence range of the lift over always playing one model, valid for all models simultaneously.
-    pub fn lift_over(&self, model: usize, alpha: f64) -> Range {
+    pub fn lift_over(&self, model: usize, alpha: f64) -> Result<Range, Crossing> {
         let [low, high] = self.lifts[model].each_ref().map(|one| one.lower(alpha / (2 * self.lifts.len()) as f64));
-        Range { low: low.clamp(-1.0, 1.0), high: (-high).clamp(-1.0, 1.0) }
+        Range::between(low, -high, [-1.0, 1.0])
     }
 
     /// Estimate of the lift over always playing one model, the mean of doubly robust paired differences, and its standard
@@ -490,7 +517,7 @@ mod tests {
             for found in [estimate.inverse_propensity(), estimate.self_normalised(), estimate.doubly_robust()] {
                 assert!((found - truth).abs() < 0.02, "{found} {truth}");
             }
-            let (range, lift) = (estimate.range(0.05), estimate.lift_range(0.05));
+            let (range, lift) = (estimate.range(0.05).unwrap(), estimate.lift_range(0.05).unwrap());
             assert!(range.low < truth && truth < range.high && range.high - range.low < 0.1, "{range:?} {truth}");
             let expected = truth - BEST_ALONE;
             assert!(lift.low < expected && expected < lift.high && lift.high - lift.low < 0.1, "{lift:?} {expected}");
@@ -499,7 +526,7 @@ mod tests {
         let effective: Vec<f64> = judged.all().iter().map(Estimate::effective).collect();
         assert!(effective[2] == 40_000.0 && effective[0] < 20_000.0, "{effective:?}");
         for (alone, truth) in judged.all()[3..].iter().zip([BEST_ALONE, 0.4]) {
-            let range = alone.range(0.05);
+            let range = alone.range(0.05).unwrap();
             assert!(
                 (alone.self_normalised() - truth).abs() < 0.02 && range.low < truth && truth < range.high,
                 "{range:?}"
@@ -517,9 +544,9 @@ mod tests {
             let mut ever = [false; 2];
             judge(seed, 300, [0.7, 0.3], |judged| {
                 let estimate = &judged.all()[0];
-                let (range, lift) = (estimate.range(0.1), estimate.lift_range(0.1));
-                ever[0] |= RIGHT < range.low || range.high < RIGHT;
-                ever[1] |= RIGHT - BEST_ALONE < lift.low || lift.high < RIGHT - BEST_ALONE;
+                let outside = |range: Result<Range, Crossing>, x: f64| !range.is_ok_and(|range| range.nearest(x) == x);
+                ever[0] |= outside(estimate.range(0.1), RIGHT);
+                ever[1] |= outside(estimate.lift_range(0.1), RIGHT - BEST_ALONE);
             });
             wrong.iter_mut().zip(ever).for_each(|(wrong, ever)| *wrong += u64::from(ever));
         }
@@ -537,7 +564,30 @@ mod tests {
             }
         }
         assert!(Judge::from_record(&judge.record(), 2, 1).is_some());
-        assert!(judge.all()[0].range(0.05).low >= 0.0);
+        assert!(judge.all()[0].range(0.05).is_ok_and(|range| range.low >= 0.0));
+    }
+
+    /// The lower bound of the value of a policy that a wrong log makes look better than any reward.
+    #[test]
+    fn bounds_that_no_value_satisfies_are_no_range() {
+        let mut judge = Judge::new(2, 1, 10);
+        for i in 0..2000 {
+            // The model is always played and mostly earns 1, the log says that it is played one time in four.
+            let event = Logged {
+                propensities: &[0.25, 0.75],
+                model: 0,
+                reward: f64::from(u8::from(i % 9 > 0)),
+                predicted: &[0.5; 2],
+            };
+            judge.see(&event, &[&[1.0, 0.0]], None);
+        }
+        let Err(Crossing { low, high }) = judge.all()[0].range(0.05) else { panic!("it is a range") };
+        assert!(low > 1.0 && high == 1.0, "{low} {high}");
+        assert!(judge.all()[0].lift_range(0.05).is_err());
+        let between = |low, high| Range::between(low, high, [0.0, 1.0]);
+        assert_eq!(between(-3.0, 2.0), Ok(Range { low: 0.0, high: 1.0 }));
+        assert_eq!(between(0.507, 0.1), Err(Crossing { low: 0.507, high: 0.1 }));
+        assert_eq!(between(-0.5, -0.1), Err(Crossing { low: 0.0, high: -0.1 }));
     }
 
     #[test]

@@ -26,7 +26,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::confidence::COUNT_MAX;
-use super::judge::{Estimate, Judge, Logged, Range};
+use super::judge::{Estimate, Judge, Logged};
+use super::sample_ratio::SampleRatio;
+use super::verdict::{
+    Assessment, Assessments, Comparison, Contradiction, Figures, Lift, Names, best_alone, cautious_values,
+};
 use crate::event::{Example, ModelName};
 use crate::router::uniform;
 use crate::wire::records::learner::value::{ModelRewardsRecord, PolicyValueRecord};
@@ -75,6 +79,8 @@ pub struct Worth {
     incumbent: Option<usize>,
     /// Whether the learner's policy is known to pay.
     pays: bool,
+    /// Whether models were played as often as the propensities say.
+    ratio: SampleRatio,
 }
 
 /// What the learner says about an example before it knows the reward.
@@ -111,30 +117,6 @@ pub struct Floor {
     pub distribution: Vec<f64>,
 }
 
-/// What one policy would have earned.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Figures {
-    /// The mean reward, weights made to sum to one.
-    pub value: f64,
-    /// By inverse propensities.
-    pub inverse_propensity: f64,
-    /// By predictions, corrected where they were wrong.
-    pub doubly_robust: f64,
-    /// Where the truth is.
-    pub range: Range,
-    /// How many examples of its own the log is worth to it.
-    pub effective_examples: f64,
-}
-
-/// How much more than the model that seems best alone.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Lift {
-    /// The estimate.
-    pub value: f64,
-    /// Where the truth is.
-    pub range: Range,
-}
-
 /// What a stretch of examples tells.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
@@ -167,21 +149,23 @@ pub struct WorthView {
     pub alpha: f64,
     /// Whether the guard holds the policy back; none where there is no guard.
     pub held_back: Option<bool>,
+    /// How the log contradicts its propensities, if it does; there are no ranges then, and the guard releases nothing.
+    pub contradiction: Option<Contradiction>,
+    /// Each policy that is not a single model, compared with the best single one over all judged examples; best first.
+    pub verdicts: Vec<Comparison>,
     /// By all judged examples.
     pub all: Verdict,
     /// By the latest of them, if there are any.
     pub latest: Option<Verdict>,
 }
 
-/// Below this share of the examples an estimate is worth little.
-pub const EFFECTIVE_MIN: f64 = 0.01;
-
 impl Worth {
     /// Nothing judged yet.
     pub fn new(spec: &WorthSpec, models: usize) -> Self {
         let judge = Judge::new(models, POLICIES, spec.window);
         let earned = vec![(0.0, 0); models];
-        Self { seen: 0, judge, earned, fallback: Vec::new(), incumbent: None, pays: false }
+        let ratio = SampleRatio::new(models);
+        Self { seen: 0, judge, earned, fallback: Vec::new(), incumbent: None, pays: false, ratio }
     }
 
     /// The record of its state.
@@ -194,12 +178,15 @@ impl Worth {
             fallback_mix: self.fallback.clone(),
             incumbent: self.incumbent.map(|model| model as u64),
             pays: self.pays,
+            sample_ratio: self.ratio.record(),
         }
     }
 
     /// Restores a record; none if it does not fit.
     pub fn restore(spec: &WorthSpec, models: usize, record: PolicyValueRecord) -> Option<Self> {
-        let PolicyValueRecord { examples: seen, evaluation, rewards, fallback_mix: fallback, incumbent, pays } = record;
+        let PolicyValueRecord { examples: seen, evaluation, rewards, fallback_mix: fallback, incumbent, pays, .. } =
+            record;
+        let ratio = SampleRatio::from_record(&record.sample_ratio, models)?;
         let incumbent = incumbent.map(|model| model as usize);
         let is_possible =
             |one: &ModelRewardsRecord| one.count <= COUNT_MAX && (0.0..=one.count as f64).contains(&one.sum);
@@ -212,7 +199,7 @@ impl Worth {
         let mut judge = Judge::from_record(&evaluation, models, POLICIES)?;
         judge.set_window(spec.window);
         let earned = rewards.iter().map(|one| (one.sum, one.count)).collect();
-        is_sound.then_some(Self { seen, judge, earned, fallback, incumbent, pays })
+        is_sound.then_some(Self { seen, judge, earned, fallback, incumbent, pays, ratio })
     }
 
     /// Whether the next example is to be judged.
@@ -223,6 +210,9 @@ impl Worth {
     /// Adds an example; `outlook` is the learner's, if the example is evaluated.
     pub fn see(&mut self, spec: &WorthSpec, example: &Example, outlook: Option<Outlook>, scratch: &mut Scratch) {
         self.seen += 1;
+        if example.has_stated_propensities() {
+            self.ratio.see(example.propensities(), example.model());
+        }
         if let Some(outlook) = outlook {
             self.judge(example, outlook, scratch);
             let events = self.judge.events();
@@ -271,7 +261,12 @@ impl Worth {
         self.fallback = fallback(alone, incumbent);
         self.incumbent = Some(incumbent);
         let learned = &latest[LEARNED];
-        self.pays = if self.pays {
+        self.pays = if Assessments::of(&self.judge, &self.ratio, &NAMELESS, spec.alpha)
+            .is_some_and(|assessed| assessed.contradiction.is_some())
+        {
+            // Estimates with wrong propensities show nothing.
+            false
+        } else if self.pays {
             // The control group is too small to keep the bound up.
             let (lift, deviation) = learned.lift_over_incumbents();
             lift + deviation > guard.margin
@@ -295,39 +290,44 @@ impl Worth {
         Floor { share: floor, distribution }
     }
 
-    /// What the judged examples tell; none if there are none.
-    pub fn view(&self, spec: &WorthSpec, models: &[ModelName]) -> Option<WorthView> {
-        let (latest, number) = self.judge.latest();
+    /// What the judged examples tell of a learner with this algorithm; none if there are none.
+    pub fn view(&self, spec: &WorthSpec, algorithm: &str, models: &[ModelName]) -> Option<WorthView> {
+        let candidates = ["logged policy".to_owned(), configured(algorithm), "uniform".to_owned()];
+        let names = Names { candidates: &candidates, models };
+        let assessed = Assessments::of(&self.judge, &self.ratio, &names, spec.alpha)?;
         Some(WorthView {
             models: models.to_vec(),
             alpha: spec.alpha,
             held_back: spec.guard.map(|_| !self.pays),
-            all: Verdict::of(self.judge.all(), self.judge.events(), spec.alpha)?,
-            latest: Verdict::of(&latest, number, self.judge.latest_alpha(spec.alpha)),
+            verdicts: assessed.comparisons(&names),
+            all: Verdict::of(&assessed.all),
+            latest: assessed.latest.as_ref().map(Verdict::of),
+            contradiction: assessed.contradiction,
         })
     }
+
+    /// The sample-ratio test of all examples, evaluated or not.
+    pub fn sample_ratio(&self) -> &SampleRatio {
+        &self.ratio
+    }
+
+    /// Adds the sample-ratio test of another shard. Its estimates are of another policy.
+    pub fn add(&mut self, other: &Self) {
+        self.ratio.add(&other.ratio);
+    }
 }
+
+/// Name of the configured learner's policy in verdicts.
+pub fn configured(algorithm: &str) -> String {
+    format!("{algorithm} (configured)")
+}
+
+/// Where only the guard looks.
+const NAMELESS: Names = Names { candidates: &[], models: &[] };
 
 /// Whether these are probabilities that sum to 1, to rounding.
 fn is_distribution(p: &[f64]) -> bool {
     p.iter().all(|p| (0.0..=1.0).contains(p)) && (p.iter().sum::<f64>() - 1.0).abs() <= 1e-9
-}
-
-/// The model that earned the most alone, of those that were played.
-fn best_alone(alone: &[Estimate]) -> Option<usize> {
-    let values = cautious_values(alone)?;
-    let played = (0..alone.len()).filter(|m| alone[*m].effective() > 0.0);
-    played.max_by(|a, b| values[*a].total_cmp(&values[*b]))
-}
-
-/// What each model earned alone. Those that were hardly played could have been lucky: they begin with a few examples of
-/// what all earn.
-fn cautious_values(alone: &[Estimate]) -> Option<Vec<f64>> {
-    let known: f64 = alone.iter().map(Estimate::effective).sum();
-    let mean = alone.iter().map(|one| one.effective() * one.self_normalised()).sum::<f64>() / known;
-    let value =
-        |one: &Estimate| (one.effective() * one.self_normalised() + CAUTION * mean) / (one.effective() + CAUTION);
-    (known > 0.0).then(|| alone.iter().map(value).collect())
 }
 
 /// The fallback mix: a part for the incumbent alone, the rest for all. The surer it is that a model is not the best alone, the
@@ -358,43 +358,24 @@ const LIFT_DEVIATIONS: f64 = 2.0;
 /// weights of the incumbent small, which the guard compares with.
 const INCUMBENT_SHARE: f64 = 0.5;
 
-/// Examples of the mean that every model begins with.
-const CAUTION: f64 = 20.0;
-
 /// The least weight of a model in the fallback mix, relative to the best. A model that is hardly ever played has importance
 /// weights so large that a single example would outweigh all others of the model, for as long as the window is.
 const FALLBACK_MIN: f64 = 1.0 / 400.0;
 
 impl Verdict {
-    fn of(estimates: &[Estimate], examples: u64, alpha: f64) -> Option<Self> {
-        if examples == 0 {
-            return None;
+    fn of(assessment: &Assessment) -> Self {
+        let (policies, lifts) = (&assessment.candidates, &assessment.lifts);
+        Self {
+            examples: assessment.examples,
+            logged: policies[LOGGED],
+            policy: policies[LEARNED],
+            uniform: policies[UNIFORM],
+            alone: assessment.alone.clone(),
+            best_alone: assessment.best_alone,
+            logged_lift: lifts[LOGGED],
+            policy_lift: lifts[LEARNED],
+            poor_overlap: assessment.is_poor(&policies[LEARNED]),
         }
-        let figures = |estimate: &Estimate| Figures {
-            value: estimate.self_normalised(),
-            inverse_propensity: estimate.inverse_propensity(),
-            doubly_robust: estimate.doubly_robust(),
-            range: estimate.range(alpha),
-            effective_examples: estimate.effective(),
-        };
-        let alone: Vec<Figures> = estimates[POLICIES..].iter().map(figures).collect();
-        let best_alone = best_alone(&estimates[POLICIES..])?;
-        let lift = |estimate: &Estimate| Lift {
-            value: estimate.lift_estimate(best_alone).0,
-            range: estimate.lift_over(best_alone, alpha),
-        };
-        let [logged, policy] = [&estimates[LOGGED], &estimates[LEARNED]];
-        Some(Self {
-            examples,
-            logged: figures(logged),
-            policy: figures(policy),
-            uniform: figures(&estimates[UNIFORM]),
-            best_alone,
-            logged_lift: lift(logged),
-            policy_lift: lift(policy),
-            poor_overlap: policy.effective() < EFFECTIVE_MIN * examples as f64,
-            alone,
-        })
     }
 }
 
@@ -440,9 +421,10 @@ mod tests {
         assert!(worth.pays && held < 0.2, "{held}");
         let floor = worth.floor(&spec(Some(GUARD)), 0.0);
         assert!((floor.share - 0.05).abs() < 1e-12 && floor.distribution[0] > 0.4, "{floor:?}");
-        let view = worth.view(&spec(Some(GUARD)), &["a", "b"].map(|name| ModelName::try_from(name).unwrap())).unwrap();
-        let lift = view.all.policy_lift;
-        assert!(lift.range.low < 0.19 && 0.19 < lift.range.high && (lift.value - 0.19).abs() < 0.03, "{lift:?}");
+        let view =
+            worth.view(&spec(Some(GUARD)), "hpg", &["a", "b"].map(|name| ModelName::try_from(name).unwrap())).unwrap();
+        let (lift, range) = (view.all.policy_lift, view.all.policy_lift.range.unwrap());
+        assert!(range.low < 0.19 && 0.19 < range.high && (lift.value - 0.19).abs() < 0.03, "{lift:?}");
         assert_eq!((view.all.best_alone, view.held_back, view.all.examples), (0, Some(false), 20_000));
         // The first model is better for every query: what routes half of them away from it costs.
         let (worth, held) = play([[0.6, 0.3], [0.6, 0.3]], 20_000);
@@ -450,6 +432,38 @@ mod tests {
         let floor = worth.floor(&spec(Some(GUARD)), 0.1);
         let best = floor.share * floor.distribution[0] - 0.2 * 0.1 / 2.0;
         assert!((best - 0.8).abs() < 3e-3 && (floor.share - (1.0 - 0.2 * 0.9)).abs() < 1e-12, "{floor:?}");
+    }
+
+    /// The router plays the policy more often than the propensities say. What looks like a lift releases nothing, a release that
+    /// came before is withdrawn, and there is no range.
+    #[test]
+    fn the_guard_releases_nothing_if_the_log_contradicts_its_propensities() {
+        let spec = spec(Some(GUARD));
+        let models = ["a", "b"].map(|name| ModelName::try_from(name).unwrap());
+        let (mut worth, _) = play([[0.8, 0.3], [0.3, 0.7]], 20_000);
+        assert!(worth.pays);
+        for i in 0..20_000 {
+            let (kind, is_tried) = (i % 2, i % 5 == 0);
+            let model = if is_tried { 1 - kind } else { kind };
+            let reward = f64::from(u8::from(model == kind && i % 3 > 0));
+            let query = Query::new([1.0, 0.0]).unwrap();
+            // Model a is played half of the time.
+            let example = Example::new(query, model, vec![0.1, 0.9], None, reward).unwrap();
+            let core = [[0.95, 0.05], [0.05, 0.95]][kind];
+            worth.see(&spec, &example, Some(Outlook { policy: &core, predicted: None }), &mut Scratch::default());
+        }
+        assert!(!worth.pays);
+        let view = worth.view(&spec, "hpg", &models).unwrap();
+        assert!(matches!(view.contradiction, Some(Contradiction::SampleRatio(_))), "{:?}", view.contradiction);
+        assert_eq!((view.held_back, view.all.policy.range, view.all.policy_lift.range), (Some(true), None, None));
+        assert!(view.verdicts.iter().all(|one| (one.lift, one.range) == (None, None)));
+        let said = &view.verdicts[0].sentence;
+        assert!(
+            said.starts_with("no verdict: the log contradicts its propensities: ")
+                && said.contains("learner.declared_propensities"),
+            "{said}"
+        );
+        assert_eq!(Worth::restore(&spec, 2, worth.record()), Some(worth));
     }
 
     /// Four failures of a model say little of it, however much they agree.
@@ -472,7 +486,10 @@ mod tests {
         let same = spec(Some(GUARD));
         assert_eq!(Worth::restore(&same, 2, worth.record()), Some(worth.clone()));
         let shorter = Worth::restore(&WorthSpec { window: 100, ..same.clone() }, 2, worth.record()).unwrap();
-        assert_eq!(shorter.view(&same, &[]).map(|view| view.all), worth.view(&same, &[]).map(|view| view.all));
+        assert_eq!(
+            shorter.view(&same, "hpg", &[]).map(|view| view.all),
+            worth.view(&same, "hpg", &[]).map(|view| view.all)
+        );
         assert_eq!(Worth::restore(&same, 3, worth.record()), None);
         let broken = PolicyValueRecord { fallback_mix: vec![2.0, -1.0], ..worth.record() };
         assert_eq!(Worth::restore(&same, 2, broken), None);
@@ -483,15 +500,15 @@ mod tests {
         let spec = WorthSpec { every: 3, ..spec(None) };
         let mut worth = Worth::new(&spec, 2);
         for _ in 0..10 {
-            let example = Example::new(Query::new([1.0]).unwrap(), 0, vec![0.5; 2], None, 1.0).unwrap();
+            let example = Example::new(Query::new([1.0]).unwrap(), 0, vec![0.9, 0.1], None, 1.0).unwrap();
             let outlook = worth.is_next_judged(&spec).then_some(Outlook { policy: &[0.5; 2], predicted: None });
             worth.see(&spec, &example, outlook, &mut Scratch::default());
         }
         assert_eq!(worth.judge.events(), 4);
-        let view = worth.view(&spec, &[]).unwrap();
+        let view = worth.view(&spec, "hpg", &[]).unwrap();
         assert_eq!(view.all.best_alone, 0, "the other was never played");
         let lift = view.all.logged_lift;
-        assert!((lift.range.low..=lift.range.high).contains(&lift.value), "{lift:?}");
+        assert!(lift.range.is_some_and(|range| (range.low..=range.high).contains(&lift.value)), "{lift:?}");
         assert_eq!(worth.floor(&spec, 0.1), Floor { share: 0.1, distribution: vec![0.5; 2] });
         assert!(!worth.is_next_judged(&WorthSpec { every: 0, ..spec }));
     }

@@ -14,7 +14,7 @@ mod table;
 
 pub use page::{Block, Page, STYLE, Section};
 pub use png::{PngError, png};
-pub use svg::{Cloud, Lines, Look, Scatter, Series, Spectrum, StackedShares};
+pub use svg::{Band, Bands, Cloud, Lines, Look, Scatter, Series, Spectrum, StackedShares};
 pub use table::{Align, Column, Table, wrap};
 
 /// Names come from configuration and may hold what breaks a line or what XML forbids.

@@ -33,6 +33,28 @@ pub struct Series {
     pub dashed: bool,
 }
 
+/// Estimates over a common axis, each between two bounds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Bands {
+    /// Shown above the chart.
+    pub title: String,
+    /// What the horizontal axis counts.
+    pub x_label: String,
+    /// What the vertical axis measures.
+    pub y_label: String,
+    /// The estimates, in the order of the legend.
+    pub bands: Vec<Band>,
+}
+
+/// One estimate with its bounds, which are drawn as dashed lines of its colour.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Band {
+    /// What the legend says.
+    pub name: String,
+    /// The points as (x, [estimate, lower bound, upper bound]), joined in this order.
+    pub points: Vec<(f64, [f64; 3])>,
+}
+
 /// Parts of a whole over time, such as the traffic of each model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StackedShares {
@@ -109,6 +131,33 @@ impl Lines {
         let svg = frame.svg([&self.title, &desc], [&self.x_label, &self.y_label], marks);
         let keys = self.series.iter().map(|s| (s.name.as_str(), if s.dashed { "dashed key" } else { "key" }));
         figure(&self.title, legend(keys), svg)
+    }
+}
+
+impl Bands {
+    /// The chart, as a `<figure>`.
+    pub fn html(&self) -> Markup {
+        let lines = |(i, band): (usize, &Band)| band.lines().map(|line| (i, line));
+        let drawn: Vec<(usize, Series)> = self.bands.iter().enumerate().flat_map(lines).collect();
+        let points = || drawn.iter().flat_map(|(_, series)| &series.points);
+        let frame = Frame::wide(Axis::within(points().map(|p| p.0), 5.0), Axis::covering(points().map(|p| p.1), 5.0));
+        let marks = drawn.iter().map(|(i, series)| frame.line(*i, series, &series.points)).collect();
+        let ends: Vec<String> = drawn.iter().map(|(_, series)| ending(&series.name, &series.points)).collect();
+        let desc = format!("{} by {}. {}", self.y_label, self.x_label, ends.join(" "));
+        let svg = frame.svg([&self.title, &desc], [&self.x_label, &self.y_label], marks);
+        figure(&self.title, legend(self.bands.iter().map(|band| (band.name.as_str(), "key"))), svg)
+    }
+}
+
+impl Band {
+    /// The estimate, and its bounds.
+    fn lines(&self) -> [Series; 3] {
+        let name = &self.name;
+        let names = [(0, name.clone()), (1, format!("{name}, lower bound")), (2, format!("{name}, upper bound"))];
+        names.map(|(i, name)| {
+            let points: Vec<(f64, f64)> = self.points.iter().map(|(x, y)| (*x, y[i])).collect();
+            Series { name, points: thin_line(&fit_points(&points)), dashed: i > 0 }
+        })
     }
 }
 
@@ -598,6 +647,21 @@ mod tests {
         let text = || "a \"quoted\" & <b>".to_owned();
         let chart = Lines { title: text(), x_label: text(), y_label: text(), series: vec![series] };
         chart.html().into_string()
+    }
+
+    #[test]
+    fn bands_have_three_lines_of_one_colour_and_one_key() {
+        let band = |name: &str, shift: f64| Band {
+            name: name.to_owned(),
+            points: (0..5).map(|i| (f64::from(i), [shift, shift - 0.1, shift + 0.1])).collect(),
+        };
+        let bands = vec![band("<hpg> & co", 0.1), band("uniform", f64::NAN), band("exp3", -0.1)];
+        let text = || "a & b".to_owned();
+        let chart = Bands { title: text(), x_label: text(), y_label: text(), bands }.html().into_string();
+        assert_well_formed(&chart);
+        let count = |part: &str| chart.matches(part).count();
+        assert_eq!((count("\"line c0"), count("\"line c1"), count("\"line c2")), (3, 0, 3), "{chart}");
+        assert_eq!((count("dashed\""), count("<li>")), (4, 3), "{chart}");
     }
 
     fn shares(x: Vec<f64>, shares: Vec<Vec<f64>>) -> String {

@@ -1,6 +1,6 @@
 //! Facts that the learner reports.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Reasons, Timing};
+use super::{Reasons, SpaceNews, Timing};
 use crate::dead_letters::{Recording, SAMPLE};
 use crate::engine::{Applied, Side};
+use crate::evaluate::sample_ratio::SampleRatioView;
 use crate::event::{ModelName, Name};
 use crate::hpg::factored::FORESIGHT;
 use crate::router::Params;
@@ -63,6 +64,8 @@ pub(super) struct Log {
     pub gaps: (u64, u64),
     /// Failures of the operating system since the process started, by operation.
     pub failures: BTreeMap<&'static str, u64>,
+    /// Spaces whose models are not played as often as the logged propensities say.
+    pub mismatches: BTreeSet<String>,
     /// Operations that are failing and retried.
     pub failing: BTreeMap<&'static str, Failing>,
 }
@@ -267,6 +270,30 @@ impl Facts {
     /// Number of truncated log files, and of missing bytes.
     pub fn log_gaps(&self) -> (u64, u64) {
         lock(&self.log).gaps
+    }
+
+    /// Reports the sample-ratio tests of all spaces. Logged once per episode.
+    pub fn sample_ratios(&self, spaces: &BTreeMap<String, SpaceNews>) {
+        let mut log = lock(&self.log);
+        let of = |(space, news): (&String, &SpaceNews)| {
+            let ratio = news.sample_ratio.clone().filter(|ratio| ratio.mismatch)?;
+            Some((space.clone(), ratio))
+        };
+        let found: BTreeMap<String, SampleRatioView> = spaces.iter().filter_map(of).collect();
+        for (space, ratio) in found.iter().filter(|(space, _)| !log.mismatches.contains(*space)) {
+            let worst = ratio.worst().map(ToString::to_string).unwrap_or_default();
+            tracing::warn!(
+                space,
+                examples = ratio.examples,
+                worst,
+                "the log contradicts its propensities, so estimates of the lift are withheld and the guard releases nothing; \
+                 correct the propensities, or declare the split in learner.declared_propensities"
+            );
+        }
+        for space in log.mismatches.iter().filter(|space| !found.contains_key(*space)) {
+            tracing::info!(space, "models are again played as often as the logged propensities say");
+        }
+        log.mismatches = found.into_keys().collect();
     }
 
     /// Reports a failed operation that is retried. Logged once per episode.

@@ -16,6 +16,8 @@ use super::sheet::Sheet;
 use super::usable::Usable;
 use super::{Facts, History, HttpCounters, MODELS_MAX, OTHER, Published, SPACES_MAX, Unread, pick};
 use crate::engine::{Counts, Engine, Side, Tally, Totals};
+use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
+use crate::evaluate::verdict::Contradiction;
 use crate::evaluate::worth::WorthView;
 use crate::transport::kafka::unreadable::Unreadable;
 use crate::transport::{lock, now_ms};
@@ -77,6 +79,8 @@ pub struct SpaceNews {
     pub worth: Option<WorthView>,
     /// Warnings about its log.
     pub warnings: Vec<Warning>,
+    /// Whether models were played as often as the propensities say, if known.
+    pub sample_ratio: Option<SampleRatioView>,
 }
 
 /// Policy value, estimated from logged examples.
@@ -90,10 +94,12 @@ pub struct Lift {
     pub best: f64,
     /// The difference.
     pub lift: f64,
-    /// Lower confidence bound, valid at all times simultaneously.
-    pub lower: f64,
+    /// Lower confidence bound, valid at all times simultaneously; none if the log contradicts its propensities.
+    pub lower: Option<f64>,
     /// Upper confidence bound.
-    pub upper: f64,
+    pub upper: Option<f64>,
+    /// Why there is no verdict, if the log contradicts its propensities.
+    pub contradiction: Option<String>,
     /// Effective number of examples.
     pub examples: f64,
     /// Whether the guard holds the policy back; none where there is no guard.
@@ -101,6 +107,11 @@ pub struct Lift {
 }
 
 impl Lift {
+    /// The estimate and its range, unless the log contradicts its propensities.
+    fn ranged(&self) -> Option<[f64; 3]> {
+        Some([self.lift, self.lower?, self.upper?])
+    }
+
     /// Over all examples.
     fn of(worth: &WorthView) -> Self {
         let (verdict, range) = (&worth.all, worth.all.policy_lift.range);
@@ -109,9 +120,9 @@ impl Lift {
             best_constant: worth.models[verdict.best_alone].to_string(),
             best: verdict.alone[verdict.best_alone].value,
             lift: verdict.policy_lift.value,
-            // Rewards are within 0..1, so wider bounds carry no information.
-            lower: range.low.max(-1.0),
-            upper: range.high.min(1.0),
+            lower: range.map(|range| range.low),
+            upper: range.map(|range| range.high),
+            contradiction: worth.contradiction.as_ref().map(Contradiction::sentence),
             examples: verdict.policy.effective_examples,
             held_back: worth.held_back,
         }
@@ -122,7 +133,7 @@ impl News {
     /// Collects the state of the engines of all lanes.
     pub fn of<'a>(engines: impl IntoIterator<Item = &'a Engine> + Clone, out_of_order: u64) -> Self {
         let Totals { counts, mean_reward } = Totals::of(engines.clone());
-        let mut spaces = BTreeMap::new();
+        let (mut spaces, mut ratios) = (BTreeMap::new(), BTreeMap::new());
         for (engine, tally) in engines.into_iter().flat_map(|engine| engine.tallies().map(move |tally| (engine, tally)))
         {
             let told = spaces.len() < TOLD_MAX || spaces.contains_key(tally.name.as_str());
@@ -132,6 +143,12 @@ impl News {
             space.worth = engine.worth(tally.name).filter(|_| told);
             space.lift = space.worth.as_ref().map(Lift::of);
             space.warnings = if told { engine.warnings(tally.name) } else { Vec::new() };
+            if let Some((ratio, spec)) = engine.sample_ratio(tally.name).filter(|_| told) {
+                let new = || SampleRatio::new(spec.models.len());
+                let sum: &mut SampleRatio = ratios.entry(tally.name).or_insert_with(new);
+                sum.add(&ratio);
+                space.sample_ratio = Some(sum.view(&spec.models, spec.worth.alpha));
+            }
         }
         Self { counts, mean_reward, out_of_order, spaces, ..Self::default() }
     }
@@ -281,6 +298,7 @@ impl Status {
     fn tell_at(&self, time_ms: u64, news: News) {
         let (news, mut told) = (Arc::new(news), lock(&self.told));
         told.usable.note(&news.counts);
+        self.facts.sample_ratios(&news.spaces);
         if told.named.len() < SPACES_MAX {
             let room = SPACES_MAX - told.named.len();
             let new: Vec<String> = news.spaces.keys().filter(|name| !told.named.contains(name)).cloned().collect();
@@ -350,6 +368,7 @@ impl Status {
                 "space": space,
                 "of_space": news.spaces.get(space).map(|news| SpacePoint::of(space, news, &log)),
                 "lift": news.spaces.get(space).and_then(|news| news.lift.as_ref()),
+                "sample_ratio": news.spaces.get(space).and_then(|news| news.sample_ratio.as_ref()),
                 "models": log.published.get(space).map(|published| &published.models),
             }),
         );
@@ -410,7 +429,7 @@ impl SpacePoint {
         Self {
             applied: news.counts.applied,
             reward_sum: news.reward_sum,
-            lift: news.lift.as_ref().map(|lift| [lift.lift, lift.lower, lift.upper]),
+            lift: news.lift.as_ref().and_then(Lift::ranged),
             traffic: log.examples.get(name).cloned().unwrap_or_default(),
         }
     }
@@ -594,14 +613,22 @@ fn of_spaces(sheet: &mut Sheet, news: &News, named: &[String], log: &Log) {
     }
     sheet.seconds("published_timestamp", "Unix time at which the newest parameters were created", moments);
     let lifts = || single().filter_map(|(space, news)| Some((space, news.lift.as_ref()?)));
+    let ranged = || lifts().filter_map(|(space, lift)| Some((space, lift.ranged()?)));
     let about = "Estimated lift: policy value minus the value of the best single model";
-    sheet.gauges("lift", about, lifts().map(|(space, lift)| (space, lift.lift)));
-    let lower = lifts().map(|(space, lift)| (space, lift.lower));
+    sheet.gauges("lift", about, ranged().map(|(space, [lift, ..])| (space, lift)));
+    let lower = ranged().map(|(space, [_, lower, _])| (space, lower));
     sheet.gauges("lift_lower", "Lower confidence bound of the lift, valid at all times simultaneously", lower);
-    let upper = lifts().map(|(space, lift)| (space, lift.upper));
+    let upper = ranged().map(|(space, [.., upper])| (space, upper));
     sheet.gauges("lift_upper", "Upper confidence bound of the lift, valid at all times simultaneously", upper);
     let held = lifts().filter_map(|(space, lift)| Some((space, u64::from(lift.held_back?))));
     sheet.gauges("held_back", "1 while the guard holds the policy back; absent without a guard", held);
+    let ratios = || single().filter_map(|(space, news)| Some((space, news.sample_ratio.as_ref()?)));
+    let about = "1 while models are not played as often as the logged propensities say";
+    let mismatch = ratios().map(|(space, ratio)| (space, u64::from(ratio.mismatch)));
+    sheet.gauges("sample_ratio_mismatch", about, mismatch);
+    let about = "Natural logarithm of the evidence that models are not played as often as the logged propensities say";
+    let evidence = ratios().map(|(space, ratio)| (space, ratio.log_evidence));
+    sheet.gauges("sample_ratio_log_evidence", about, evidence);
 }
 
 fn of_models(sheet: &mut Sheet, named: &[String], log: &Log) {
@@ -674,8 +701,9 @@ mod tests {
             best_constant,
             best: 0.6,
             lift: 0.1,
-            lower: 0.05,
-            upper: 0.15,
+            lower: Some(0.05),
+            upper: Some(0.15),
+            contradiction: None,
             examples: 900.0,
             held_back: Some(true),
         }
@@ -802,6 +830,36 @@ mod tests {
         let past = status.history("space-0001");
         assert_eq!(past[0]["of_space"]["lift"], Value::Null);
         assert_eq!(past[1]["of_space"]["lift"], json!([0.1, 0.05, 0.15]));
+    }
+
+    /// A log with propensities that are wrong has shares, a metric and a reason in place of a lift.
+    #[test]
+    fn contradictions_are_reported_in_place_of_a_lift() {
+        let status = Status::default();
+        let mut news = news(1);
+        let space = news.spaces.get_mut("space-0000").unwrap();
+        let models = ["a", "b"].map(|name| ModelName::try_from(name).unwrap());
+        let mut ratio = SampleRatio::new(2);
+        (0..40).for_each(|_| ratio.see(&[0.5, 0.5], 0));
+        space.sample_ratio = Some(ratio.view(&models, 0.05));
+        let reason = Some("no verdict: the log contradicts its propensities".to_owned());
+        space.lift = Some(Lift { lower: None, upper: None, contradiction: reason, ..lift() });
+        status.tell(news.clone());
+        let metrics = status.metrics();
+        let series = "pointsman_learner_sample_ratio_mismatch{space=\"space-0000\"}";
+        assert_eq!(values(&metrics, "pointsman_learner_sample_ratio_mismatch"), [(series, 1.0)]);
+        assert!(values(&metrics, "pointsman_learner_sample_ratio_log_evidence")[0].1 > 20.0);
+        for name in ["lift", "lift_lower", "lift_upper"] {
+            assert_eq!(values(&metrics, &format!("pointsman_learner_{name}")), [], "{name}");
+        }
+        let now = status.now("space-0000", "");
+        assert_eq!(now["sample_ratio"]["models"][0], json!({"model": "a", "played": 1.0, "expected": 0.5}));
+        assert_eq!((&now["lift"]["lower"], &now["of_space"]["lift"]), (&Value::Null, &Value::Null));
+        assert!(now["lift"]["contradiction"].as_str().unwrap().starts_with("no verdict"));
+        assert_eq!(status.facts.log().mismatches.iter().collect::<Vec<_>>(), ["space-0000"]);
+        news.spaces.get_mut("space-0000").unwrap().sample_ratio = None;
+        status.tell(news);
+        assert!(status.facts.log().mismatches.is_empty());
     }
 
     #[test]

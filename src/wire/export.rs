@@ -116,6 +116,7 @@ fn to_bytes(values: impl Iterator<Item = f64>) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::engine::Counts;
+    use crate::evaluate::sample_ratio::SampleRatio;
     use crate::event::Name;
     use crate::hpg::spectra::Eigen;
 
@@ -131,6 +132,7 @@ mod tests {
             eigens: vec![eigen(vec![2.0, -1.5], vec![0.6, 0.8, 0.0, -0.8, 0.6, 0.0]), eigen(vec![], vec![])],
             worth: None,
             warnings: Vec::new(),
+            sample_ratio: SampleRatio::new(2).view(&[], 0.05),
         }
     }
 

@@ -43,7 +43,8 @@ use pointsman::wire::records::learner::rivals::{
     QuadraticRecord, QuadraticSgdRecord, RidgeRecord, SymmetricRecord, TruncatedRecord,
 };
 use pointsman::wire::records::learner::value::{
-    BoundRecord, EstimateRecord, EvaluationRecord, ModelRewardsRecord, PolicyValueRecord, WeightsRecord,
+    BoundRecord, EstimateRecord, EvaluationRecord, ModelRewardsRecord, PolicyValueRecord, SampleRatioRecord,
+    SharesRecord, WeightsRecord,
 };
 use pointsman::wire::records::learner::{
     AlgorithmRecord, ExampleRecord, GeneratorRecord, LearnerRecord, LessonRecord, RewardMeanRecord,
@@ -238,6 +239,16 @@ fn learners_of_version_3() {
 fn learners_of_version_4() {
     for (name, present) in learners() {
         let bytes = golden(&format!("learner-{name}-4.bin"), &present.save());
+        let restored = Trainer::restore(present.spec().clone(), &bytes).expect(&name);
+        assert_eq!(restored.sample_ratio().examples(), 0, "{name}");
+        check_alike(&name, restored, present);
+    }
+}
+
+#[test]
+fn learners_of_version_5() {
+    for (name, present) in learners() {
+        let bytes = golden(&format!("learner-{name}-5.bin"), &present.save());
         assert_eq!(LearnerRecord::open(&bytes).unwrap().seal(), bytes, "{name}: decoding loses something");
         let restored = Trainer::restore(present.spec().clone(), &bytes).expect(&name);
         check_alike(&name, restored, present);
@@ -426,6 +437,10 @@ impl Numbers {
             fallback_mix: if pays { self.list(2) } else { Vec::new() },
             incumbent: pays.then_some(255),
             pays,
+            sample_ratio: SampleRatioRecord {
+                models: vec![SharesRecord { played: 40_000, expected: self.next() }, SharesRecord::default()],
+                log_evidence: self.next(),
+            },
         }
     }
 }

@@ -5,7 +5,8 @@
 use serde::Deserialize;
 
 use super::value::{
-    BoundRecord, EstimateRecord, EvaluationRecord, ModelRewardsRecord, PolicyValueRecord, WeightsRecord,
+    BoundRecord, EstimateRecord, EvaluationRecord, ModelRewardsRecord, PolicyValueRecord, SampleRatioRecord,
+    SharesRecord, WeightsRecord,
 };
 use super::{AlgorithmRecord, GeneratorRecord, LearnerRecord, LessonRecord, RewardMeanRecord};
 use crate::wire::envelope::{Damaged, decode};
@@ -24,6 +25,18 @@ struct Unevaluated {
     learned: u64,
     version: u64,
     state: AlgorithmRecord,
+}
+
+/// The policy value of version 4: no sample-ratio test.
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct UntestedValue {
+    examples: u64,
+    evaluation: EvaluationRecord,
+    rewards: Vec<ModelRewardsRecord>,
+    fallback_mix: Vec<f64>,
+    incumbent: Option<u64>,
+    pays: bool,
 }
 
 /// The policy value of version 3, and of version 2 since it has a mix.
@@ -76,14 +89,20 @@ struct UnpairedEstimate {
 /// Policies that are evaluated beside those that always play one model.
 const POLICIES: usize = 3;
 
-/// Decodes the payload of version 1, 2 or 3.
+/// Decodes the payload of version 1, 2, 3 or 4.
 pub(super) fn upgrade(version: u16, payload: &[u8]) -> Result<LearnerRecord, Damaged> {
     match version {
+        4 => upgrade_untested(payload),
         3 => upgrade_unpaired(payload),
         2 => upgrade_unpaired(payload).or_else(|problem| upgrade_best(payload).unwrap_or(Err(problem))),
         1 => decode::<Unevaluated>(payload).map(Unevaluated::without_policy_value),
         _ => Err(Damaged::unknown_version(version)),
     }
+}
+
+fn upgrade_untested(payload: &[u8]) -> Result<LearnerRecord, Damaged> {
+    let (learner, value): (Unevaluated, UntestedValue) = decode(payload)?;
+    Ok(learner.with_policy_value(value))
 }
 
 fn upgrade_unpaired(payload: &[u8]) -> Result<LearnerRecord, Damaged> {
@@ -120,8 +139,8 @@ impl UnpairedValueWithBest {
 impl UnpairedValue {
     /// The guard has no incumbent until it looks again, and its sums over incumbents start empty. A policy that it had released
     /// stays released until the new sums show that it does not pay.
-    fn paired(self) -> PolicyValueRecord {
-        PolicyValueRecord {
+    fn paired(self) -> UntestedValue {
+        UntestedValue {
             examples: self.examples,
             evaluation: self.evaluation.paired(),
             rewards: self.rewards,
@@ -175,7 +194,7 @@ impl Unevaluated {
         let lifts: [BoundRecord; 2] = Default::default();
         let mut all = vec![EstimateRecord { lifts: vec![lifts; models], ..EstimateRecord::default() }; POLICIES];
         all.resize(POLICIES + models, EstimateRecord::default());
-        self.with_policy_value(PolicyValueRecord {
+        self.with_policy_value(UntestedValue {
             examples: 0,
             evaluation: EvaluationRecord {
                 models: models as u64,
@@ -192,7 +211,13 @@ impl Unevaluated {
         })
     }
 
-    fn with_policy_value(self, policy_value: PolicyValueRecord) -> LearnerRecord {
+    /// The sample-ratio test begins with the next example.
+    fn with_policy_value(self, value: UntestedValue) -> LearnerRecord {
+        let UntestedValue { examples, evaluation, rewards, fallback_mix, incumbent, pays } = value;
+        let sample_ratio =
+            SampleRatioRecord { models: vec![SharesRecord::default(); self.models.len()], log_evidence: 0.0 };
+        let policy_value =
+            PolicyValueRecord { examples, evaluation, rewards, fallback_mix, incumbent, pays, sample_ratio };
         let Self { algorithm, dim, models, generator, pending, reward_mean, reward_sum, learned, version, state } =
             self;
         LearnerRecord {
@@ -249,6 +274,15 @@ mod tests {
             blocks_dropped: 1,
         };
         UnpairedValue { examples: 2, evaluation, rewards: Vec::new(), fallback_mix, pays: true }
+    }
+
+    #[test]
+    fn version_4_has_no_sample_ratio_test() {
+        let value = value(vec![0.25, 0.25, 0.5]).paired();
+        let upgraded = upgrade(4, &encode(&(learner(), value.clone()))).unwrap();
+        assert_eq!(upgraded, learner().with_policy_value(value));
+        let SampleRatioRecord { models, log_evidence } = upgraded.policy_value.sample_ratio;
+        assert_eq!((models, log_evidence), (vec![SharesRecord::default(); 3], 0.0));
     }
 
     #[test]

@@ -21,6 +21,26 @@ pub struct PolicyValueRecord {
     pub incumbent: Option<u64>,
     /// Whether the guard has found that the policy pays.
     pub pays: bool,
+    /// Whether models were played as often as the propensities say.
+    pub sample_ratio: SampleRatioRecord,
+}
+
+/// The sample-ratio test, over the examples whose whole distribution was logged, declared or assumed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SampleRatioRecord {
+    /// Per model what it was played.
+    pub models: Vec<SharesRecord>,
+    /// Natural logarithm of the evidence against the propensities.
+    pub log_evidence: f64,
+}
+
+/// How often a model was played.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct SharesRecord {
+    /// Tested examples that it was played for.
+    pub played: u64,
+    /// Sum of its propensities, each divided by the sum of the propensities of its example.
+    pub expected: f64,
 }
 
 /// Rewards of one model.
