@@ -98,6 +98,8 @@ pub mod report;
 pub mod router;
 #[cfg(feature = "daemon")]
 pub mod runner;
+#[cfg(feature = "daemon")]
+pub mod serve;
 pub mod simulate;
 pub mod snapshot;
 pub mod state;

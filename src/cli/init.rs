@@ -155,6 +155,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     outln!("  pointsman doctor{option}     check it against the logs")?;
     outln!("  pointsman evaluate{option}   does routing pay?")?;
     outln!("  pointsman replay{option} --params params   learn, and write what routers need")?;
+    outln!("  pointsman up{option}         route and learn live, with a page")?;
     Ok(())
 }
 

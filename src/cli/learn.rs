@@ -1,19 +1,15 @@
 //! `pointsman learn`: the daemon.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, anyhow};
-use tokio::runtime::Handle;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use anyhow::Context;
 
 use super::output::outln;
 use super::{Failure, summary};
 use crate::config::{Config, Settings};
-use crate::http::{Server, learner, raise_descriptor_limit};
-use crate::runner::follow::{Outcome, Run};
-use crate::state::running::RunningStore;
+use crate::http::{learner, raise_descriptor_limit};
+use crate::runner::follow::Outcome;
+use crate::serve::{Learning, Options, Signals, listen};
 use crate::telemetry::Status;
 
 /// Run the daemon: learn from live events, take snapshots, publish parameters
@@ -68,34 +64,27 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs the engine on its own thread until it finishes or a signal arrives.
+/// Runs the learner until it finishes or a signal arrives.
 async fn serve(args: &Args, config: &Config, settings: Settings) -> anyhow::Result<Option<Outcome>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let (status, store) = (Arc::new(Status::default()), RunningStore::default());
-    let listen = &config.http.listen;
-    if !args.once && !listen.is_empty() {
-        let server = Server::bind(&config.http, status.http()).await.with_context(|| {
-            format!("cannot listen on {listen}: set http.listen to a free address, or to \"\" for no HTTP")
-        })?;
+    let mut signals = Signals::catch()?;
+    let status = Arc::new(Status::default());
+    let server = match args.once || config.http.listen.is_empty() {
+        true => None,
+        false => Some(listen(&config.http, status.http(), "a free address, or to \"\" for no HTTP").await?),
+    };
+    let options = Options { once: args.once, accept_gap: args.accept_gap };
+    let mut learning = Learning::start(config, &settings, options, status.clone())?;
+    if let Some(server) = server {
         tracing::info!(listen = server.url(), "HTTP server started");
-        tokio::spawn(learner::serve(server, status.clone(), store.clone(), std::future::pending()));
+        tokio::spawn(learner::serve(server, status, learning.store.clone(), std::future::pending()));
     }
-    let (done, mut ended) = oneshot::channel();
-    let (seen, config, once, accept_gap) = (stop.clone(), config.clone(), args.once, args.accept_gap);
-    let runtime = Handle::current();
-    std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
-        let (config, settings, stop, status, runtime) = (&config, &settings, &seen, &*status, &runtime);
-        let run = Run { once, accept_gap, config, settings, stop, status, store: &store, runtime };
-        let _ = done.send(run.follow());
-    })?;
     loop {
         tokio::select! {
-            outcome = &mut ended => return outcome.unwrap_or_else(|_| Err(anyhow!("the engine thread panicked"))),
-            _ = terminate.recv() => tracing::info!("received SIGTERM, stopping"),
-            _ = interrupt.recv() => tracing::info!("received SIGINT, stopping"),
+            outcome = learning.ended() => return outcome,
+            signal = signals.received() => {
+                tracing::info!("received {signal}, stopping");
+                learning.stop();
+            }
         }
-        stop.store(true, Ordering::Relaxed);
     }
 }

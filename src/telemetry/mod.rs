@@ -20,7 +20,7 @@ pub use facts::{DeadNews, Facts, ModelNews, Published, SnapshotNews};
 pub use history::History;
 pub use http::HttpCounters;
 pub use learner::{Lift, News, SpaceNews, Status};
-pub use sheet::CONTENT_TYPE;
+pub use sheet::{CONTENT_TYPE, join};
 pub use timing::Timing;
 pub use unread::Unread;
 

@@ -43,3 +43,4 @@ mod stack;
 mod state;
 mod store;
 mod tool;
+mod up;
