@@ -92,6 +92,9 @@ fn of_demo(config: &Config) -> Result<(Config, Option<TempDir>), Failure> {
                      --set transport.kind=file, or `pointsman simulate` with topics of its own";
         return Err(Failure::Usage(anyhow!(mixed)));
     }
+    if config.http.has_token() && config.http.token.0.is_empty() {
+        return Err(Failure::Usage(anyhow!("--demo needs a token for its requests: set http.token")));
+    }
     let (mut config, default) = (config.clone(), Config::default());
     let learner = &mut config.learner;
     if (learner.dim, &learner.models) == (default.learner.dim, &default.learner.models) {
@@ -177,7 +180,7 @@ fn hint(config: &Config) -> Option<String> {
     (is_empty && has_history).then(|| {
         format!(
             "starting without history: {} is empty, but section logs names logs. To start from them, stop and run `pointsman \
-             replay --store {} --keep-open` first",
+             replay --store {} --keep-open` with the same configuration first",
             store.display(),
             store.display()
         )
