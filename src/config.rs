@@ -969,6 +969,11 @@ impl EventsSpec {
     pub fn reward_fields(&self) -> &Fields {
         self.reward_fields.as_ref().unwrap_or(&self.fields)
     }
+
+    /// The same for events in the layout that routers write.
+    pub fn in_own_layout(&self) -> Self {
+        Self { time_unit: TimeUnit::Ms, fields: Fields::default(), reward_fields: None, ..self.clone() }
+    }
 }
 
 /// The reward scale, validated.

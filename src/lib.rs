@@ -82,11 +82,11 @@
 //! - [`simulate`]: simulated worlds with known rewards, and traffic in them.
 //! - [`evaluate`]: policy value, with known rewards and off-policy from logs.
 //!
-//! The edges are behind the feature `daemon`: `cli` (the commands), `runner` (runs lanes), `transport` (events in,
-//! parameters and dead letters out), `http` (router sidecar, learner status, the page of both), `telemetry` (facts in,
-//! metrics and log lines out), the stores on disk in `store`, `report` (tables, charts, HTML reports), `files` (opens and
-//! creates files), `fatal` (a panic ends the process) and `failpoint` (where tests crash the process). The core never
-//! depends on an edge: `cargo check --lib --no-default-features` fails if it does.
+//! The edges are behind the feature `daemon`: `cli` (the commands), `serve` (runs a learner and a router in a process),
+//! `runner` (runs lanes), `transport` (events in, parameters and dead letters out), `http` (router sidecar, learner status, both on
+//! one port, the page), `telemetry` (facts in, metrics and log lines out), the stores on disk in `store`, `report` (tables, charts,
+//! HTML reports), `files` (opens and creates files), `fatal` (a panic ends the process) and `failpoint` (where tests crash the
+//! process). The core never depends on an edge: `cargo check --lib --no-default-features` fails if it does.
 //!
 //! # Invariants
 //!
@@ -127,6 +127,8 @@ pub mod report;
 pub mod router;
 #[cfg(feature = "daemon")]
 pub mod runner;
+#[cfg(feature = "daemon")]
+pub mod serve;
 pub mod simulate;
 pub mod snapshot;
 pub mod state;

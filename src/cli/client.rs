@@ -146,13 +146,16 @@ pub fn agent(timeout: Duration, connections: usize, trust: Trust) -> ureq::Agent
 
 /// Base URL of the server at `http.listen`, from the same machine.
 pub fn local(config: &HttpConfig) -> String {
-    let listen = &config.listen;
-    let near = match listen.rsplit_once(':') {
-        Some(("0.0.0.0", port)) => format!("127.0.0.1:{port}"),
-        Some(("[::]", port)) => format!("[::1]:{port}"),
-        _ => listen.to_owned(),
-    };
-    format!("{}://{near}", if config.tls.is_on() { "https" } else { "http" })
+    near(&format!("{}://{}", if config.tls.is_on() { "https" } else { "http" }, config.listen))
+}
+
+/// The URL of a server on this machine, which may listen on all addresses.
+pub fn near(url: &str) -> String {
+    match url.rsplit_once(':') {
+        Some((scheme, port)) if scheme.ends_with("://0.0.0.0") => scheme.replace("0.0.0.0", "127.0.0.1") + ":" + port,
+        Some((scheme, port)) if scheme.ends_with("://[::]") => scheme.replace("[::]", "[::1]") + ":" + port,
+        _ => url.to_owned(),
+    }
 }
 
 /// Validates a URL and removes a trailing slash.

@@ -1,20 +1,16 @@
 //! `pointsman learn`: the daemon.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, anyhow};
-use tokio::runtime::Handle;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use anyhow::Context;
 
 use super::output::outln;
 use super::{Failure, rejected, summary, warned};
 use crate::config::{Config, Settings};
 use crate::engine::Totals;
-use crate::http::{Server, learner, raise_descriptor_limit};
-use crate::runner::follow::{Outcome, Run};
-use crate::state::running::RunningStore;
+use crate::http::{learner, raise_descriptor_limit};
+use crate::runner::follow::Outcome;
+use crate::serve::{Learning, Options, Signals, listen};
 use crate::telemetry::Status;
 
 /// Run the daemon: learn from live events, take snapshots, publish parameters
@@ -64,7 +60,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         .build()
         .context("cannot start the async runtime")?;
     let status = Arc::new(Status::default());
-    let outcome = runtime.block_on(serve(args, config, settings, &status))?;
+    let outcome = runtime.block_on(serve(args, config, settings, status.clone()))?;
     let Some(outcome) = outcome.filter(|_| args.once) else { return Ok(()) };
     if args.json {
         outln!("{}", summary::json(&outcome.engines, outcome.out_of_order))?;
@@ -80,39 +76,31 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs the engine on its own thread until it finishes or a signal arrives.
+/// Runs the learner until it finishes or a signal arrives.
 async fn serve(
     args: &Args,
     config: &Config,
     settings: Settings,
-    status: &Arc<Status>,
+    status: Arc<Status>,
 ) -> anyhow::Result<Option<Outcome>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let (status, store) = (status.clone(), RunningStore::default());
-    let listen = &config.http.listen;
-    if !args.once && !listen.is_empty() {
-        let server = Server::bind(&config.http, status.http()).await.with_context(|| {
-            format!("cannot listen on {listen}: set http.listen to a free address, or to \"\" for no HTTP")
-        })?;
+    let mut signals = Signals::catch()?;
+    let server = match args.once || config.http.listen.is_empty() {
+        true => None,
+        false => Some(listen(&config.http, status.http(), "a free address, or to \"\" for no HTTP").await?),
+    };
+    let options = Options { once: args.once, accept_gap: args.accept_gap };
+    let mut learning = Learning::start(config, &settings, options, status.clone())?;
+    if let Some(server) = server {
         tracing::info!(listen = server.url(), "HTTP server started");
-        tokio::spawn(learner::serve(server, status.clone(), store.clone(), std::future::pending()));
+        tokio::spawn(learner::serve(server, status, learning.store.clone(), std::future::pending()));
     }
-    let (done, mut ended) = oneshot::channel();
-    let (seen, config, once, accept_gap) = (stop.clone(), config.clone(), args.once, args.accept_gap);
-    let runtime = Handle::current();
-    std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
-        let (config, settings, stop, status, runtime) = (&config, &settings, &seen, &*status, &runtime);
-        let run = Run { once, accept_gap, config, settings, stop, status, store: &store, runtime };
-        let _ = done.send(run.follow());
-    })?;
     loop {
         tokio::select! {
-            outcome = &mut ended => return outcome.unwrap_or_else(|_| Err(anyhow!("the engine thread panicked"))),
-            _ = terminate.recv() => tracing::info!("received SIGTERM, stopping"),
-            _ = interrupt.recv() => tracing::info!("received SIGINT, stopping"),
+            outcome = learning.ended() => return outcome,
+            signal = signals.received() => {
+                tracing::info!("received {signal}, stopping");
+                learning.stop();
+            }
         }
-        stop.store(true, Ordering::Relaxed);
     }
 }

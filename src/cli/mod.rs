@@ -36,6 +36,8 @@ mod simulate;
 mod snapshots;
 mod summary;
 mod topics;
+mod traffic;
+mod up;
 mod warned;
 mod world;
 
@@ -51,7 +53,8 @@ use crate::report::{Page, Table, png};
 ///
 /// Routers log their decisions (query events) and what these earned (reward events). `pointsman learn` joins both from
 /// files or Kafka topics, learns a routing policy, and publishes small parameter files that any router can evaluate.
-/// `pointsman demo` shows the whole loop on simulated traffic in one process.
+/// `pointsman up` runs all of it in one process, on one port; `pointsman up --demo` adds simulated traffic, and `pointsman
+/// demo` writes a report of a simulation.
 #[derive(Debug, Parser)]
 #[command(name = "pointsman", version, max_term_width = 100, after_help = AFTER_HELP)]
 pub struct Cli {
@@ -63,9 +66,10 @@ pub struct Cli {
 
 const AFTER_HELP: &str = "Examples:
   pointsman demo
+  pointsman up --demo
   pointsman check-config --config shop.toml
   pointsman replay --config shop.toml --queries queries.jsonl --rewards rewards.jsonl
-  pointsman learn --config shop.toml
+  pointsman up --config shop.toml
 
 Configuration: built-in defaults, overridden by --config FILE (or pointsman.toml in the working directory), then by the environment \
 (POINTSMAN__LEARNER__ETA=0.3), then by --set learner.eta=0.3. config/default.toml documents every key.
@@ -97,6 +101,7 @@ enum Command {
     Demo(Box<demo::Args>),
     Init(Box<init::Args>),
     Doctor(doctor::Args),
+    Up(up::Args),
     Learn(learn::Args),
     Route(route::Args),
     Simulate(Box<simulate::Args>),
@@ -161,6 +166,7 @@ impl Cli {
             Command::Demo(args) => demo::run(&args, &config),
             Command::Init(args) => init::run(&args),
             Command::Doctor(args) => doctor::run(&args, &config),
+            Command::Up(args) => up::run(&args, &config),
             Command::Learn(args) => learn::run(&args, &config),
             Command::Route(args) => route::run(&args, &config),
             Command::Simulate(args) => simulate::run(&args, &config),

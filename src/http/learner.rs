@@ -67,16 +67,20 @@ async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
 }
 
 async fn ready(State(shared): State<Arc<Shared>>) -> Result<&'static str, Problem> {
-    if !shared.status.is_ready() {
-        let reason = shared.status.stopped().or_else(|| shared.status.trouble());
-        return Err(Problem::unavailable(
-            reason.unwrap_or_else(|| "the learner does not read events yet: wait".to_owned()),
-        ));
-    }
+    check_ready(&shared.status)?;
     match shared.status.http().accept_problem(Instant::now()) {
         Some(problem) => Err(Problem::unavailable(format!("cannot accept connections: {problem}"))),
         None => Ok("ready\n"),
     }
+}
+
+/// Fails while the learner does not do its work.
+pub(super) fn check_ready(status: &Status) -> Result<(), Problem> {
+    if status.is_ready() {
+        return Ok(());
+    }
+    let reason = status.stopped().or_else(|| status.trouble());
+    Err(Problem::unavailable(reason.unwrap_or_else(|| "the learner does not read events yet: wait".to_owned())))
 }
 
 async fn show(State(shared): State<Arc<Shared>>) -> Response {
@@ -88,7 +92,7 @@ async fn events(
     wanted: Result<Query<Wanted>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(wanted) = wanted.map_err(|error| Problem::new(error.status(), error.body_text()))?;
-    shared.seats.watch(shared.status.clone(), wanted)
+    shared.seats.watch(vec![shared.status.clone()], wanted)
 }
 
 async fn send_backup(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Result<Response, Problem> {
@@ -100,6 +104,10 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 impl Watched for Status {
+    fn role(&self) -> &'static str {
+        "learner"
+    }
+
     fn pick(&self, space: &str) -> String {
         Status::pick(self, space)
     }

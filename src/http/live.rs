@@ -36,8 +36,11 @@ pub struct Wanted {
     pub find: String,
 }
 
-/// A source of the page's data.
+/// A source of the page's data: a learner or a router.
 pub trait Watched: Send + Sync + 'static {
+    /// Which it is.
+    fn role(&self) -> &'static str;
+
     /// The space to show: `space`, or an existing one.
     fn pick(&self, space: &str) -> String;
 
@@ -67,8 +70,9 @@ impl Seats {
         self.closing.send_replace(true);
     }
 
-    /// Streams the history once, as event `history`, then the current values every second, as events `now`.
-    pub fn watch(&self, watched: Arc<dyn Watched>, wanted: Wanted) -> Result<Response, Problem> {
+    /// Streams the history once, as event `history`, then the current values every second, as events `now`. Each has the
+    /// data of every source, by role.
+    pub fn watch(&self, watched: Vec<Arc<dyn Watched>>, wanted: Wanted) -> Result<Response, Problem> {
         let Ok(seat) = self.free.clone().try_acquire_owned() else {
             return Err(Problem::unavailable(format!("{WATCHERS_MAX} status pages are already open: close one")));
         };
@@ -83,16 +87,28 @@ impl Seats {
                     _ = closing.wait_for(|closing| *closing) => return None,
                 }
             }
-            let space = watched.pick(&wanted.space);
+            let space = pick(&watched, &wanted.space);
             let event = if is_first {
-                Event::default().event("history").data(watched.history(&space).to_string())
+                Event::default().event("history").data(by_role(&watched, |source| source.history(&space)).to_string())
             } else {
-                Event::default().event("now").data(watched.now(&space, &wanted.find).to_string())
+                let now = by_role(&watched, |source| source.now(&space, &wanted.find));
+                Event::default().event("now").data(now.to_string())
             };
             Some((Ok::<_, Infallible>(event), (watched, wanted, ticks, closing, seat, false)))
         });
         Ok(([(header::CACHE_CONTROL, "no-store")], Sse::new(events)).into_response())
     }
+}
+
+fn by_role(watched: &[Arc<dyn Watched>], data: impl Fn(&dyn Watched) -> Value) -> Value {
+    Value::Object(watched.iter().map(|source| (source.role().to_owned(), data(&**source))).collect())
+}
+
+/// The space that all sources show: the wanted one if any of them has it.
+fn pick(watched: &[Arc<dyn Watched>], wanted: &str) -> String {
+    let picked: Vec<String> = watched.iter().map(|source| source.pick(wanted)).collect();
+    let found = picked.iter().find(|space| *space == wanted).or_else(|| picked.iter().find(|space| !space.is_empty()));
+    found.cloned().unwrap_or_default()
 }
 
 /// The page. It loads no external resources and runs only its own script.

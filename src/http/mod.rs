@@ -1,8 +1,9 @@
-//! HTTP: the router sidecar, the learner's status, the page of both, and the server that they share.
+//! HTTP: the router sidecar, the learner's status, both on one port, the page, and the server that they share.
 
 mod access;
 pub mod backup;
 mod body;
+pub mod both;
 pub mod learner;
 mod live;
 mod problem;

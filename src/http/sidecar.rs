@@ -138,6 +138,22 @@ impl Sidecar {
 
     /// Serves until `stop` resolves, then completes open requests.
     pub async fn serve(self: Arc<Self>, server: Server, stop: impl Future<Output = ()> + Send + 'static) {
+        let about = Routes::new()
+            .route("/v1/status", get(status))
+            .route("/v1/events", get(events))
+            .route("/metrics", get(metrics))
+            .route("/ready", get(ready))
+            .with_state(self.clone());
+        self.serve_with(about, server, stop).await;
+    }
+
+    /// The same with other routes for what the process says about itself.
+    pub(super) async fn serve_with(
+        self: Arc<Self>,
+        about: Routes,
+        server: Server,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) {
         let (sidecar, seats) = (self.clone(), self.seats.clone());
         let remembering = tokio::spawn(async move {
             let mut ticks = tokio::time::interval(REMEMBER_EVERY);
@@ -151,28 +167,25 @@ impl Sidecar {
             seats.close();
             remembering.abort();
         };
-        server.serve(self.routes(), stop).await;
+        server.serve(self.routes(about), stop).await;
     }
 
-    fn routes(self: Arc<Self>) -> Routes {
+    fn routes(self: Arc<Self>, about: Routes) -> Routes {
         Routes::new()
             .route("/v1/route", post(route))
             .route("/v1/route:batch", post(route_batch))
             .route("/v1/rewards", post(reward))
             .route("/v1/explain", post(explain))
-            .route("/v1/status", get(status))
-            .route("/v1/events", get(events))
-            .route("/metrics", get(metrics))
             .route("/", get(page))
             .route("/live", get(|| async { "live\n" }))
-            .route("/ready", get(ready))
             .route("/openapi.json", get(openapi))
+            .with_state(self.clone())
+            .merge(about)
             .fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "no such path: see /openapi.json") })
             .method_not_allowed_fallback(|| async {
                 Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not support the method: see /openapi.json")
             })
-            .layer(middleware::from_fn_with_state(self.clone(), guard))
-            .with_state(self)
+            .layer(middleware::from_fn_with_state(self, guard))
     }
 
     /// Takes decisions, all or none, and writes the events of new ones; `place` adds the position in the request to a
@@ -447,10 +460,14 @@ async fn events(
     wanted: Result<Query<Wanted>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(wanted) = wanted.map_err(|error| Problem::new(error.status(), error.body_text()))?;
-    sidecar.seats.watch(sidecar.clone(), wanted)
+    sidecar.watch(vec![sidecar.clone()], wanted)
 }
 
 impl Watched for Sidecar {
+    fn role(&self) -> &'static str {
+        "router"
+    }
+
     fn pick(&self, space: &str) -> String {
         self.metrics.pick(&self.router, space)
     }
@@ -470,39 +487,16 @@ impl Watched for Sidecar {
 }
 
 async fn status(State(sidecar): State<Arc<Sidecar>>) -> Response {
-    let spaces: serde_json::Map<String, Value> = sidecar
-        .router
-        .spaces()
-        .iter()
-        .map(|compiled| {
-            let params = compiled.params();
-            let value = json!({
-                "epoch": params.epoch, "version": params.version, "revision": params.revision, "dim": params.dim,
-                "models": params.models, "algorithm": params.algorithm, "created_ms": params.created_ms,
-                "head_queries": params.policy.head.len(),
-            });
-            (params.space.to_string(), value)
-        })
-        .collect();
-    json_response(&json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "ready": sidecar.is_ready(),
-        "uptime_s": sidecar.started.elapsed().as_secs(),
-        "spaces": spaces,
-    }))
+    json_response(&sidecar.status())
 }
 
 async fn ready(State(sidecar): State<Arc<Sidecar>>) -> Result<&'static str, Problem> {
-    sidecar.check_ready()?;
-    match sidecar.metrics.http().accept_problem(Instant::now()) {
-        Some(problem) => Err(Problem::unavailable(format!("cannot accept connections: {problem}"))),
-        None => Ok("ready\n"),
-    }
+    sidecar.check_accepts()?;
+    Ok("ready\n")
 }
 
 async fn metrics(State(sidecar): State<Arc<Sidecar>>) -> Response {
-    let text = sidecar.metrics.text(&sidecar.router, sidecar.is_ready(), sidecar.writer.deliveries());
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], sidecar.metrics()).into_response()
 }
 
 async fn openapi() -> Response {
@@ -541,6 +535,49 @@ async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next
 }
 
 impl Sidecar {
+    /// The spaces and the versions of their parameters.
+    pub(super) fn status(&self) -> Value {
+        let spaces: serde_json::Map<String, Value> = self
+            .router
+            .spaces()
+            .iter()
+            .map(|compiled| {
+                let params = compiled.params();
+                let value = json!({
+                    "epoch": params.epoch, "version": params.version, "revision": params.revision, "dim": params.dim,
+                    "models": params.models, "algorithm": params.algorithm, "created_ms": params.created_ms,
+                    "head_queries": params.policy.head.len(),
+                });
+                (params.space.to_string(), value)
+            })
+            .collect();
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "ready": self.is_ready(),
+            "uptime_s": self.started.elapsed().as_secs(),
+            "spaces": spaces,
+        })
+    }
+
+    /// All metrics, in the format of OpenMetrics.
+    pub(super) fn metrics(&self) -> String {
+        self.metrics.text(&self.router, self.is_ready(), self.writer.deliveries())
+    }
+
+    /// Streams the data of the page.
+    pub(super) fn watch(&self, watched: Vec<Arc<dyn Watched>>, wanted: Wanted) -> Result<Response, Problem> {
+        self.seats.watch(watched, wanted)
+    }
+
+    /// Fails while queries cannot be answered.
+    pub(super) fn check_accepts(&self) -> Result<(), Problem> {
+        self.check_ready()?;
+        match self.metrics.http().accept_problem(Instant::now()) {
+            Some(problem) => Err(Problem::unavailable(format!("cannot accept connections: {problem}"))),
+            None => Ok(()),
+        }
+    }
+
     /// Takes this many requests from the rate limit.
     fn spend(&self, requests: usize) -> Result<(), Problem> {
         let requests = NonZeroU32::new(requests.try_into().unwrap_or(u32::MAX));

@@ -22,7 +22,7 @@ pub use history::History;
 pub use http::HttpCounters;
 pub use learner::{Lift, News, SpaceNews, Status};
 pub use reasons::{Reason, Reasons};
-pub use sheet::CONTENT_TYPE;
+pub use sheet::{CONTENT_TYPE, join};
 pub use timing::Timing;
 pub use unread::Unread;
 

@@ -1,4 +1,5 @@
-//! Events as JSON: one object per message or line, with the default field names or mapped ones.
+//! Events as JSON: one object per message or line, with the default field names or mapped ones. Routers write the default
+//! names, so with mapped names both layouts are read.
 //!
 //! Parsing validates input: accepted events are well-formed, and rejected ones have a reason code, by which dead letters are
 //! counted. The engine, which knows the spaces, checks dimension and models.
@@ -218,7 +219,18 @@ const SUM_TOLERANCE: f64 = 1e-6;
 /// Longest request or event id, in bytes.
 pub const ID_MAX: usize = 256;
 
+/// Fields that events of a router have, and few others.
+const OWN_QUERY: &[u8] = b"\"params_version\"";
+const OWN_REWARD: &[u8] = b"\"ts_ms\"";
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    memchr::memmem::find(bytes, part).is_some()
+}
+
 /// Reads events.
+///
+/// With mapped fields, an event that cannot be read by the map, or lacks propensities by it, is read in the layout that
+/// routers write: a router and the logs of another program can share a configuration, and a topic.
 #[derive(Debug, Clone)]
 pub struct Parser {
     events: EventsSpec,
@@ -227,25 +239,34 @@ pub struct Parser {
     future_ms: u64,
     queries: Option<Plan>,
     rewards: Option<Plan>,
+    /// Reads the layout that routers write, if the configuration describes another one.
+    own: Option<Box<Parser>>,
 }
 
 impl Parser {
     /// A parser with this configuration.
     pub fn new(settings: &Settings) -> Self {
-        let Settings { events, reward, future_ms, .. } = settings;
+        let own = settings.events.in_own_layout();
+        let own = (own != settings.events).then(|| Box::new(Self::of(settings, own, true)));
+        Self { own, ..Self::of(settings, settings.events.clone(), settings.requires_propensities()) }
+    }
+
+    fn of(settings: &Settings, events: EventsSpec, requires_propensities: bool) -> Self {
         Self {
-            reward: *reward,
-            requires_propensities: settings.requires_propensities(),
-            future_ms: *future_ms,
+            reward: settings.reward,
+            requires_propensities,
+            future_ms: settings.future_ms,
             queries: Plan::of_queries(&events.fields),
             rewards: Plan::of_rewards(events.reward_fields()),
-            events: events.clone(),
+            events,
+            own: None,
         }
     }
 
     /// The same without the fast path: the reference for tests and benchmarks.
     pub fn by_tree(self) -> Self {
-        Self { queries: None, rewards: None, ..self }
+        let own = self.own.map(|own| Box::new(own.by_tree()));
+        Self { queries: None, rewards: None, own, ..self }
     }
 
     /// Where the fields of events of a side are.
@@ -263,17 +284,26 @@ impl Parser {
 
     /// Reads a query event; `record_ms` is when the log says that it was written, if it says so.
     pub fn query(&self, bytes: &[u8], record_ms: Option<i64>) -> Result<QueryEvent, Bad> {
-        match self.quick_query(bytes, record_ms) {
+        let read = match self.quick_query(bytes, record_ms) {
             Some(event) => Ok(event),
             None => self.query_by_tree(bytes, record_ms),
+        };
+        let suffices = read.as_ref().is_ok_and(|event| event.propensities != Propensities::Unknown);
+        match &self.own {
+            Some(own) if !suffices && contains(bytes, OWN_QUERY) => own.query(bytes, record_ms).or(read),
+            _ => read,
         }
     }
 
     /// Reads a reward event; `record_ms` is when the log says that it was written, if it says so.
     pub fn reward(&self, bytes: &[u8], record_ms: Option<i64>) -> Result<RewardEvent, Bad> {
-        match self.quick_reward(bytes, record_ms) {
+        let read = match self.quick_reward(bytes, record_ms) {
             Some(event) => Ok(event),
             None => self.reward_by_tree(bytes, record_ms),
+        };
+        match &self.own {
+            Some(own) if read.is_err() && contains(bytes, OWN_REWARD) => own.reward(bytes, record_ms).or(read),
+            _ => read,
         }
     }
 
@@ -692,6 +722,28 @@ mod tests {
         assert_eq!(parser(&reject).query(text.as_bytes(), None).unwrap_err().reason(), "missing-propensities");
         let with_policy = text.replace("\"p\":", "\"policy\":{\"bge\":1},\"p\":");
         assert!(parser(&reject).query(with_policy.as_bytes(), None).is_ok());
+    }
+
+    #[test]
+    fn events_of_a_router_are_read_whatever_the_map() {
+        let reward = br#"{"request_id":"r","space":"default","ts_ms":1731700000000,"reward":1}"#;
+        for set in [
+            "[events]\ntime_unit = \"s\"\n[events.fields]\nts_ms = \"/at\"\nquery = \"/emb\"",
+            "[events.fields]\nrequest_id = \"/search\"",
+            "[events.query_fields]\nmodel = \"/engine\"",
+            "[learner]\nmissing_propensities = \"uniform\"\n[events.fields]\npropensities = \"/p\"",
+        ] {
+            for mapped in [parser(set), parser(set).by_tree()] {
+                assert_eq!(mapped.query(QUERY.as_bytes(), None), parser("").query(QUERY.as_bytes(), None), "{set}");
+                assert_eq!(mapped.reward(reward, None).unwrap().ts_ms, 1_731_700_000_000, "{set}");
+            }
+        }
+        // Mapped fields come first.
+        let mapped = parser("[events.fields]\nmodel = \"/engine\"");
+        let both = QUERY.replace("\"more\"", "\"engine\":\"e5\",\"more\"");
+        assert_eq!(mapped.query(both.as_bytes(), None).unwrap().model.as_str(), "e5");
+        let bad = mapped.query(QUERY.replace("params_version", "version").as_bytes(), None).unwrap_err();
+        assert_eq!(bad, Bad::MissingField("/engine".to_owned()));
     }
 
     proptest! {

@@ -45,4 +45,5 @@ mod stack;
 mod state;
 mod store;
 mod tool;
+mod up;
 mod warnings;

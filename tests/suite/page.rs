@@ -162,6 +162,33 @@ fn the_page_shows_learner_and_router_at_work() {
 }
 
 #[test]
+fn one_page_shows_learner_and_router_of_one_process() {
+    if !browser::possible() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let config = write_config(dir.path(), port, WORLD);
+    let up = Process::start(&config, &["up", "--demo"]);
+    Client::new(port).await_status("/ready", 200);
+    let url = format!("http://127.0.0.1:{port}/");
+    let mut browser = Browser::start();
+    browser.open(&url, 1280);
+    await_growth(&mut browser, "Examples learned");
+    await_growth(&mut browser, "Decisions");
+    assert_eq!(browser.eval("document.getElementById('role').textContent"), json!("learner and router"));
+    // By version: what the router routes by has been learned here.
+    let counted = "Number(document.querySelector('#spaces tr td:nth-child(2)').textContent.replaceAll(',', ''))";
+    browser.wait_for(&format!("{counted} > 0"));
+    browser.eval("document.getElementById('try-random').click(), true");
+    browser.wait_for("document.querySelectorAll('#try-bars > div').length === 4");
+    let settled = "['#decisions', '#rate', '#latency', '#reward', '#traffic'].every(plot => document.querySelector(plot + ' path'))
+        && document.querySelectorAll('#spectra .panel').length === 4 && !document.querySelector('[data-role][hidden]')";
+    check_looks(&mut browser, &url, "up", settled);
+    up.terminate();
+}
+
+#[test]
 fn a_token_is_asked_for_and_kept_in_the_tab() {
     if !browser::possible() {
         return;
@@ -228,9 +255,10 @@ fn events_are_told_as_they_are_and_end_when_the_router_stops() {
     write!(stream, "GET /v1/events?space=none HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer t\r\n\r\n").unwrap();
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(stream)).map(Result::unwrap);
     let data = |line: String| line.strip_prefix("data: ").map(|data| serde_json::from_str::<Value>(data).unwrap());
-    assert!(lines.find_map(data).unwrap().is_array(), "the past comes first");
+    assert!(lines.find_map(data).unwrap()["router"].is_array(), "the past comes first");
     let now = lines.find_map(data).unwrap();
-    assert_eq!((&now["role"], &now["ready"]), (&json!("router"), &json!(true)));
+    assert_eq!((&now["router"]["role"], &now["router"]["ready"]), (&json!("router"), &json!(true)));
+    assert_eq!(now.as_object().unwrap().len(), 1, "{now}");
     // It does not wait for those who look on.
     let begun = std::time::Instant::now();
     route.terminate();
