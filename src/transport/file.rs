@@ -315,7 +315,7 @@ impl LogFile {
             let (start, line, length) = match self.next_line()? {
                 Line::Next(start, line, length) => (start, line, length),
                 Line::None => return Ok(self.ended()),
-                Line::Pause => return Ok(Read::Pending),
+                Line::Pause => return Ok(Read::Awaited),
             };
             self.grew = Instant::now();
             let input = match &self.examples {
@@ -396,7 +396,7 @@ impl Source for LogFile {
         }
         match self.advance() {
             Ok(read) => {
-                if self.skip.is_some() && read != Read::Pending {
+                if self.skip.is_some() && !matches!(read, Read::Pending | Read::Awaited) {
                     tracing::info!(path = ?self.path, "log file is readable again");
                     self.skip = None;
                 }
