@@ -125,7 +125,8 @@ struct Intake {
 impl Intake {
     /// Decodes bytes read from a place; returns whether they are valid parameters.
     fn take(&self, place: &str, bytes: anyhow::Result<Vec<u8>>) -> bool {
-        let decode = |bytes: Vec<u8>| Ok((params::decode_for(&self.settings, &bytes)?, params::oldest_reward_ms(&bytes)));
+        let decode =
+            |bytes: Vec<u8>| Ok((params::decode_for(&self.settings, &bytes)?, params::oldest_reward_ms(&bytes)));
         match bytes.and_then(decode) {
             Ok((params, oldest_reward_ms)) => {
                 let (space, version) = (params.space.to_string(), params.version);

@@ -14,6 +14,7 @@ mod evaluate;
 mod examples;
 mod fleet;
 mod formats;
+mod freshness;
 mod gap;
 mod golden;
 mod guard;
