@@ -54,9 +54,12 @@ fn await_version(router: &Client, version: u64) -> Value {
 /// The value of a metric without labels, or with the labels of the default space.
 fn metric(client: &Client, name: &str) -> Option<f64> {
     let text = client.get("/metrics")?.1.as_str()?.to_owned();
-    let names = [name.to_owned(), format!("{name}{{space=\"default\"}}")];
-    let value = |line: &str| line.split_once(' ').filter(|(found, _)| names.iter().any(|name| name == found));
-    text.lines().find_map(value)?.1.parse().ok()
+    let names = [name.to_owned(), format!("{name}{{}}"), format!("{name}{{space=\"default\"}}")];
+    let (_, value) = text
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .find(|(found, _)| names.iter().any(|name| name == found))?;
+    value.parse().ok()
 }
 
 /// Runs a router and a learner of this configuration.
@@ -85,7 +88,7 @@ fn check(config: &Path) {
     assert!(metric(&router, "pointsman_router_freshness_seconds_count") >= Some(2.0));
     let start = Instant::now();
     while metric(&learner, "pointsman_learner_held_events") != Some(0.0) {
-        assert!(start.elapsed() < PATIENCE, "some events are held for ever");
+        assert!(start.elapsed() < PATIENCE, "events are held although nothing precedes them");
         std::thread::sleep(Duration::from_millis(20));
     }
     let status = learner.get("/v1/status").unwrap().1;
