@@ -3,9 +3,8 @@
 //!
 //!   cargo bench --bench kafka
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -22,6 +21,11 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::{Offset, TopicPartitionList};
+
+use broker::Broker;
+
+#[path = "support/broker.rs"]
+mod broker;
 
 const DIM: usize = 768;
 const MODELS: usize = 8;
@@ -198,29 +202,4 @@ fn pointsman(config: &Path, arguments: &[&str]) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
     let output = command.args(arguments).arg("--config").arg(config).output().expect("pointsman");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// A broker that ends with the benchmark.
-struct Broker {
-    script: Child,
-    address: String,
-}
-
-impl Broker {
-    fn start() -> Self {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broker");
-        let mut script =
-            Command::new(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("tests/broker");
-        let mut line = String::new();
-        BufReader::new(script.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
-        let address = line.split_whitespace().nth(1).expect("an address").to_owned();
-        Self { script, address }
-    }
-}
-
-impl Drop for Broker {
-    fn drop(&mut self) {
-        // Closes standard input first.
-        let _ = self.script.wait();
-    }
 }

@@ -311,7 +311,7 @@ pub struct SnapshotConfig {
 
 impl Default for SnapshotConfig {
     fn default() -> Self {
-        Self { every_updates: 2000, every_ms: 2000, keep: 3, keep_hourly: 24, keep_daily: 7 }
+        Self { every_updates: 2000, every_ms: 1000, keep: 3, keep_hourly: 24, keep_daily: 7 }
     }
 }
 
@@ -538,6 +538,8 @@ pub struct JoinConfig {
     pub aggregate: Aggregate,
     /// How far a file may be out of order.
     pub reorder_ms: u64,
+    /// How long a live learner holds an event for earlier ones.
+    pub live_hold_ms: u64,
     /// How far an event may be ahead of its record timestamp.
     pub future_ms: u64,
     /// Limit on pending requests per space.
@@ -558,6 +560,7 @@ impl Default for JoinConfig {
             default_reward: 0.0,
             aggregate: Aggregate::First,
             reorder_ms: 10_000,
+            live_hold_ms: 200,
             future_ms: 3_600_000,
             pending_max: 1_000_000,
             pending_bytes_max: 4 << 30,
@@ -1222,6 +1225,7 @@ impl RewardConfig {
 impl JoinConfig {
     /// Checks `[join]`.
     pub fn check(&self) -> Result<JoinSpec, BadSetting> {
+        within("join.live_hold_ms", self.live_hold_ms, 0, 3_600_000)?;
         at_least("join.pending_max", self.pending_max, 1)?;
         at_least("join.pending_bytes_max", self.pending_bytes_max, 1 << 16)?;
         if !self.default_reward.is_finite() {

@@ -189,6 +189,8 @@ pub struct Applied {
     pub reward: f64,
     /// Event time from the query to its first reward, if one came.
     pub latency_ms: Option<i64>,
+    /// Event time of that reward.
+    pub rewarded_ms: Option<i64>,
     /// All of it, where [`Engine::show_examples`] asked for it.
     pub example: Option<Example>,
 }
@@ -1207,7 +1209,8 @@ impl Space {
             let shown = shows_examples.then(|| example.clone());
             self.trainer_mut().learn(example).expect("checked against this space when it came");
             let latency_ms = rewarded_ms.map(|rewarded_ms| rewarded_ms.saturating_sub(ts_ms));
-            applied.push(Applied { space: name.clone(), request_id, model, reward, latency_ms, example: shown });
+            let (space, example) = (name.clone(), shown);
+            applied.push(Applied { space, request_id, model, reward, latency_ms, rewarded_ms, example });
         }
     }
 
@@ -1549,10 +1552,10 @@ mod tests {
             assert_eq!(applied, []);
             applied = step(&mut engine, Side::Reward, other).applied;
         }
-        let space = Name::default_space();
+        let (space, request_id, rewarded_ms) = (Name::default_space(), "r".to_owned(), Some(2));
         assert_eq!(
             applied,
-            [Applied { space, request_id: "r".to_owned(), model: 1, reward: 0.0, latency_ms: Some(1), example: None }],
+            [Applied { space, request_id, model: 1, reward: 0.0, latency_ms: Some(1), rewarded_ms, example: None }],
             "-3 is clipped"
         );
     }

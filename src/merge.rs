@@ -5,6 +5,10 @@
 //! time of a log is an [`EventTime`]: a few wrong timestamps do not move it. Memory is bounded by the window and, should
 //! the time of a log stand still, by a number of events and of bytes.
 //!
+//! At the end of live logs that would hold events for as long as it takes the slowest log to pass them. A live merge therefore
+//! has a bound ([`Merge::set_hold`]): it emits what it holds, in order, once an event was held for that long and no log is
+//! known to have unread ones. A backlog is still merged as if the logs were complete.
+//!
 //! Years of logs are thousands of files. A log stays closed until an event is due that is within `reorder_ms` of the log's
 //! first.
 //!
@@ -15,6 +19,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::time::Duration;
 
 use crate::engine::Input;
 use crate::event_time::{CONFIRMATIONS, EventTime};
@@ -52,9 +57,10 @@ pub struct Origin {
 pub enum Read {
     /// The next event.
     Event(Sourced),
-    /// Nothing yet, but more may arrive at any moment: the merge waits for it, unless its time is past what is due.
+    /// Nothing unread is known, but more may arrive at any moment: the merge waits for it, unless its time is past what is due or
+    /// an event was held for too long.
     Pending,
-    /// Nothing yet, but more will arrive: the end of the log is known. The merge waits for it, so that the order of events does
+    /// Nothing yet, but more will arrive: the log has unread events. The merge waits for them, so that the order of events does
     /// not depend on when they arrive.
     Awaited,
     /// Idle: the merge continues without it until it is woken.
@@ -178,6 +184,8 @@ pub struct Merge<S> {
     /// Logs whose time has not come, by the earliest that one of their events can be.
     dormant: BTreeSet<(i64, usize)>,
     reorder_ms: u64,
+    /// How long an event is held at most; unlimited if none.
+    hold: Option<Duration>,
     last_ms: Option<i64>,
     out_of_order: u64,
 }
@@ -213,6 +221,7 @@ struct Entry {
     end: u64,
     line: u64,
     ts_ms: Option<i64>,
+    read_at: Duration,
     is_done: bool,
 }
 
@@ -242,9 +251,15 @@ impl<S: Source> Merge<S> {
             active: Vec::new(),
             dormant: BTreeSet::new(),
             reorder_ms,
+            hold: None,
             last_ms: state.last_ms,
             out_of_order: state.out_of_order,
         }
+    }
+
+    /// Limits how long an event is held for earlier ones that may yet arrive, by the clock of [`next_at`](Self::next_at).
+    pub fn set_hold(&mut self, hold: Option<Duration>) {
+        self.hold = hold;
     }
 
     /// Adds a log and returns its index. One that was begun before brings its position. One of which nothing was read is left
@@ -322,15 +337,20 @@ impl<S: Source> Merge<S> {
         self.logs.get(&log).map(|log| log.name.as_str())
     }
 
-    /// The next event, if it is known which one that is.
+    /// The next event of complete logs, if it is known which one that is: no time passes.
     #[expect(clippy::should_implement_trait, reason = "it may fail, and may give nothing for now")]
     pub fn next(&mut self) -> Result<Next, S::Error> {
+        self.next_at(Duration::ZERO)
+    }
+
+    /// The next event at the time `now` of a monotonic clock, if it is known which one that is.
+    pub fn next_at(&mut self, now: Duration) -> Result<Next, S::Error> {
         loop {
             let mut pending = Vec::new();
             let mut i = 0;
             while let Some(&index) = self.active.get(i) {
                 let Some(log) = self.logs.get_mut(&index) else { break };
-                let known = log.read_ahead(self.reorder_ms)?;
+                let known = log.read_ahead(self.reorder_ms, now)?;
                 if let Some(bad) = log.bad.take() {
                     log.done(bad.start);
                     return Ok(Next::Event(bad, index));
@@ -354,8 +374,9 @@ impl<S: Source> Merge<S> {
             }
             let earliest = self.earliest();
             if !self.rouse(earliest) {
+                let may_wait = earliest.is_none() || !self.is_overdue(now);
                 return Ok(match earliest {
-                    _ if pending.iter().any(|index| self.may_precede(*index, earliest)) => Next::Wait,
+                    _ if may_wait && pending.iter().any(|index| self.may_precede(*index, earliest)) => Next::Wait,
                     Some(index) => self.take(index),
                     None => Next::End,
                 });
@@ -381,6 +402,18 @@ impl<S: Source> Merge<S> {
     /// Events emitted after a later one.
     pub fn out_of_order(&self) -> u64 {
         self.out_of_order
+    }
+
+    /// Number of events that were read and wait for earlier ones.
+    pub fn held_events(&self) -> usize {
+        self.logs.values().map(|log| log.held.len()).sum()
+    }
+
+    /// Whether an event was held for as long as is allowed.
+    fn is_overdue(&self, now: Duration) -> bool {
+        let Some(hold) = self.hold else { return false };
+        let oldest = self.active.iter().filter_map(|index| self.logs.get(index)?.entries.front());
+        oldest.map(|entry| entry.read_at).min().is_some_and(|read_at| now >= read_at.saturating_add(hold))
     }
 
     /// Begins the first dormant log if the event that is due may not go before its own.
@@ -427,7 +460,7 @@ impl<S: Source> Merge<S> {
 
 impl<S: Source> Log<S> {
     /// Reads until the earliest held event is out of the window, or a bad event is met.
-    fn read_ahead(&mut self, reorder_ms: u64) -> Result<Known, S::Error> {
+    fn read_ahead(&mut self, reorder_ms: u64, now: Duration) -> Result<Known, S::Error> {
         while self.bad.is_none() {
             // What was held before a restart is held again, whatever the bounds.
             if self.position.read >= self.resume && (self.is_ahead(reorder_ms) || self.is_full()) {
@@ -437,7 +470,7 @@ impl<S: Source> Log<S> {
                 return Ok(Known::Idle);
             }
             match self.source.read()? {
-                Read::Event(event) => self.hold(event, reorder_ms),
+                Read::Event(event) => self.hold(event, reorder_ms, now),
                 Read::Pending => return Ok(Known::Pending),
                 Read::Awaited => return Ok(Known::Awaited),
                 Read::Idle => {
@@ -455,7 +488,7 @@ impl<S: Source> Log<S> {
         self.position.read.max(self.resume)
     }
 
-    fn hold(&mut self, mut event: Sourced, reorder_ms: u64) {
+    fn hold(&mut self, mut event: Sourced, reorder_ms: u64, now: Duration) {
         self.position.read = event.end;
         self.last_line = event.line;
         event.input.read_after(self.time.newest_within(reorder_ms));
@@ -464,7 +497,7 @@ impl<S: Source> Log<S> {
         let is_done = self.position.is_done(event.start);
         self.overtaking += usize::from(is_done);
         let Sourced { start, end, line, .. } = event;
-        self.entries.push_back(Entry { start, end, line, ts_ms, is_done });
+        self.entries.push_back(Entry { start, end, line, ts_ms, read_at: now, is_done });
         match ts_ms {
             _ if is_done => {}
             None => self.bad = Some(event),
@@ -815,6 +848,111 @@ mod tests {
         assert_eq!(next(&mut merge), Some((None, 0, 3)), "a bad event waits for nobody");
         assert_eq!(next(&mut merge), Some((Some((5, "r1".to_owned())), 0, 2)));
         assert_eq!(merge.next(), Ok(Next::End));
+    }
+
+    fn at_ms(merge: &mut Merge<Script>, now_ms: u64) -> Option<(i64, String)> {
+        match merge.next_at(Duration::from_millis(now_ms)).unwrap() {
+            Next::Event(event, _) => event.input.key().map(|(ts_ms, _, _, id, _)| (ts_ms, id.to_owned())),
+            Next::Wait => None,
+            Next::End => panic!("a live log has no end"),
+        }
+    }
+
+    /// Two live logs and an event of the first, read at 0 ms, with the bound of 200 ms.
+    fn live() -> Merge<Script> {
+        let mut merge = merge(&[vec![Some((1000, 1))], vec![]], 10_000, &MergeState::default());
+        merge.set_hold(Some(Duration::from_millis(200)));
+        [0, 1].into_iter().for_each(|log| merge.source_mut(log).unwrap().at_end = Read::Pending);
+        assert_eq!(at_ms(&mut merge, 0), None);
+        assert_eq!(merge.held_events(), 1);
+        merge
+    }
+
+    fn arrives(merge: &mut Merge<Script>, log: usize, ts_ms: i64, id: u8) {
+        merge.source_mut(log).unwrap().events.push(Some((ts_ms, id)));
+    }
+
+    fn is(ts_ms: i64, id: &str) -> Option<(i64, String)> {
+        Some((ts_ms, id.to_owned()))
+    }
+
+    #[test]
+    fn a_live_event_is_held_no_longer_than_allowed() {
+        let mut merge = live();
+        assert_eq!(at_ms(&mut merge, 199), None);
+        assert_eq!(at_ms(&mut merge, 200), is(1000, "r1"));
+        assert_eq!((at_ms(&mut merge, 200), merge.held_events()), (None, 0));
+        // Each has the bound of its own, and what goes before it goes with it.
+        arrives(&mut merge, 0, 2000, 2);
+        assert_eq!(at_ms(&mut merge, 300), None);
+        arrives(&mut merge, 1, 1900, 3);
+        arrives(&mut merge, 1, 2100, 4);
+        assert_eq!((at_ms(&mut merge, 499), merge.held_events()), (None, 3));
+        assert_eq!(at_ms(&mut merge, 500), is(1900, "r3"));
+        assert_eq!(at_ms(&mut merge, 500), is(2000, "r2"));
+        assert_eq!(at_ms(&mut merge, 500), None);
+        assert_eq!(at_ms(&mut merge, 699), is(2100, "r4"));
+        assert_eq!(merge.out_of_order(), 0);
+    }
+
+    #[test]
+    fn a_live_event_that_is_late_goes_when_it_is_read() {
+        let mut merge = live();
+        for i in 0..2 * CONFIRMATIONS as i64 {
+            arrives(&mut merge, 0, 2000 + i, 2);
+        }
+        let emitted = std::iter::from_fn(|| at_ms(&mut merge, 200)).count();
+        assert_eq!(emitted, 1, "the others were read just now");
+        let emitted = std::iter::from_fn(|| at_ms(&mut merge, 400)).count();
+        assert_eq!((emitted, merge.out_of_order()), (2 * CONFIRMATIONS, 0));
+        arrives(&mut merge, 1, 1500, 3);
+        assert_eq!(at_ms(&mut merge, 500), None);
+        assert_eq!(at_ms(&mut merge, 700), is(1500, "r3"));
+        assert_eq!(merge.out_of_order(), 1);
+    }
+
+    #[test]
+    fn a_live_event_waits_for_a_log_with_unread_events() {
+        let mut merge = live();
+        merge.source_mut(1).unwrap().at_end = Read::Awaited;
+        assert_eq!(at_ms(&mut merge, 1_000_000), None);
+        arrives(&mut merge, 1, 900, 2);
+        merge.source_mut(1).unwrap().at_end = Read::Pending;
+        assert_eq!(at_ms(&mut merge, 1_000_000), is(900, "r2"));
+        assert_eq!(at_ms(&mut merge, 1_000_000), is(1000, "r1"));
+    }
+
+    #[test]
+    fn a_live_event_from_the_future_is_not_held_for_longer() {
+        let mut merge = live();
+        arrives(&mut merge, 1, 1_000_000_000, 2);
+        assert_eq!(at_ms(&mut merge, 100), None);
+        assert_eq!(at_ms(&mut merge, 200), is(1000, "r1"));
+        assert_eq!(at_ms(&mut merge, 299), None);
+        assert_eq!(at_ms(&mut merge, 300), is(1_000_000_000, "r2"));
+        arrives(&mut merge, 0, 1100, 3);
+        assert_eq!(at_ms(&mut merge, 300), None);
+        assert_eq!((at_ms(&mut merge, 500), merge.out_of_order()), (is(1100, "r3"), 0));
+    }
+
+    proptest! {
+        /// A backlog is merged as complete logs are, however long it takes and however short events may be held.
+        #[test]
+        fn a_backlog_is_merged_like_complete_logs(
+            logs in prop::collection::vec(prop::collection::vec(prop::option::weighted(0.9, (0..60_i64, any::<u8>())), 0..25), 1..4),
+            reorder_ms in 0..30_u64,
+        ) {
+            let (expected, out_of_order) = merged(&logs, reorder_ms);
+            let mut merge = merge(&logs, reorder_ms, &MergeState::default());
+            merge.set_hold(Some(Duration::ZERO));
+            let found: Vec<_> = (0..).map_while(|turn| match merge.next_at(Duration::from_secs(turn)).unwrap() {
+                Next::Event(event, log) => {
+                    Some((event.input.key().map(|(ts_ms, _, _, id, _)| (ts_ms, id.to_owned())), log, event.start))
+                }
+                _ => None,
+            }).collect();
+            prop_assert_eq!((found, merge.out_of_order()), (expected, out_of_order));
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::{Access, Problem, Server};
 use crate::config::{Config, OnFull, Settings};
 use crate::engine::Side;
 use crate::event::{BadQuery, ModelName, Name};
-use crate::router::{Answer, Compiled, Recent, RecentSpec, Router};
+use crate::router::{Answer, Compiled, Params, Recent, RecentSpec, Router};
 use crate::telemetry::router::Metrics;
 use crate::telemetry::{CONTENT_TYPE, Episodes};
 use crate::transport::now_ms;
@@ -66,6 +66,8 @@ pub struct Sidecar {
     write_failures: Episodes,
     seats: Seats,
     started: Instant,
+    /// The same in milliseconds since 1970.
+    started_ms: u64,
 }
 
 /// Size limits of bodies.
@@ -133,6 +135,7 @@ impl Sidecar {
             settings,
             config: config.clone(),
             started: Instant::now(),
+            started_ms: now_ms(),
         }
     }
 
@@ -288,6 +291,20 @@ impl Sidecar {
     /// Counts rejected parameters.
     pub fn params_rejected(&self) {
         self.metrics.params_rejected();
+    }
+
+    /// Takes published parameters, created by the clock of their learner; returns whether they are newer than the current ones.
+    /// `oldest_reward_ms` is the event time of the oldest reward that they are the first to contain.
+    pub fn take_params(&self, params: Params, oldest_reward_ms: Option<i64>) -> bool {
+        let (space, created_ms) = (params.space.clone(), params.created_ms);
+        let is_taken = self.router.offer(params);
+        // Parameters from before the start say how long the router was down.
+        let is_live = created_ms >= self.started_ms;
+        if let Some(reward_ms) = oldest_reward_ms.filter(|_| is_taken && is_live) {
+            let age_ms = i64::try_from(now_ms()).unwrap_or(i64::MAX).saturating_sub(reward_ms);
+            self.metrics.fresh(&space, Duration::from_millis(u64::try_from(age_ms).unwrap_or(0)));
+        }
+        is_taken
     }
 
     fn unlearned(&self, space: &Name) -> Compiled {
@@ -547,6 +564,7 @@ impl Sidecar {
                     "epoch": params.epoch, "version": params.version, "revision": params.revision, "dim": params.dim,
                     "models": params.models, "algorithm": params.algorithm, "created_ms": params.created_ms,
                     "head_queries": params.policy.head.len(),
+                    "freshness_s": self.metrics.freshness(&params.space).map(|age| age.as_secs_f64()),
                 });
                 (params.space.to_string(), value)
             })

@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::commit::{Commit, Work, append, checkpoint};
 use super::error::{Doing, LaneError, Result};
@@ -98,6 +98,8 @@ pub struct Claims<B, D> {
     pub settings: Settings,
     /// When snapshots are taken.
     pub cadence: SnapshotConfig,
+    /// How long an event is held for earlier ones; unlimited if none.
+    pub hold: Option<Duration>,
     /// ID of this instance.
     pub instance: String,
     /// Number of lanes of all instances.
@@ -191,6 +193,7 @@ impl<B: Broker + 'static, D: Disk> Claims<B, D> {
             (self.facts.clone(), self.retry.clock().clone()),
             keeper,
         );
+        opened.merge.set_hold(self.hold);
         if !from_topic {
             let of_lane = |params: &Params| partition_of(&params.space, self.partitions) == lane;
             let known: Vec<Params> = self.broker.published()?.into_iter().filter(of_lane).collect();

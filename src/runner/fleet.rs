@@ -115,7 +115,8 @@ impl Run<'_> {
             facts: self.status.facts(),
             retry: self.retry(),
         };
-        let (lane, mut state) = Lane::open(self.settings, &self.config.snapshot, places, Keeper::start)?;
+        let (mut lane, mut state) = Lane::open(self.settings, &self.config.snapshot, places, Keeper::start)?;
+        lane.merge.set_hold(self.hold());
         let (places, gaps) = positions::resolve(cluster, &state, None, self.accept_gap)?;
         if !gaps.is_empty() {
             KafkaOutlet::new(cluster, message_bytes, limits)?.note_gaps(&gaps)?;
@@ -248,6 +249,7 @@ impl Run<'_> {
             disk: StoreDisk { store: store.clone(), retention, audit: self.config.audit.path() },
             settings: self.settings.clone(),
             cadence: self.config.snapshot.clone(),
+            hold: self.hold(),
             instance: self.instance()?,
             partitions,
             limits,

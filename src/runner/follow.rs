@@ -93,6 +93,11 @@ impl Run<'_> {
         if self.once { Retry::never() } else { Retry::until(self.stop.clone(), self.status.facts()) }
     }
 
+    /// How long an event is held for earlier ones. A run that ends waits for all that is there, and for nothing else.
+    pub(super) fn hold(&self) -> Option<Duration> {
+        (!self.once).then(|| Duration::from_millis(self.config.join.live_hold_ms))
+    }
+
     /// Opens the store. The daemon retries while the disk is full.
     pub(super) fn open_store(&self) -> Result<Shared<DirStore>> {
         let store = self.retry().run("open_store", || Ok(super::open_store(&self.config.store)?))?;
@@ -150,6 +155,7 @@ impl Run<'_> {
         let places =
             Places { store, audit: self.audit(), outlet, published, facts: facts.clone(), retry: self.retry() };
         let (mut lane, state) = Lane::open(self.settings, &self.config.snapshot, places, Keeper::start)?;
+        lane.merge.set_hold(self.hold());
         let parser = Arc::new(Parser::new(self.settings));
         let directory = Directory::new(&file.dir, parser, at_end, state.positions.clone(), facts);
         let poll = (!self.once).then(|| Duration::from_millis(file.poll_ms));
@@ -382,8 +388,10 @@ impl<'a> Reporter<'a> {
         }
         let begun = Instant::now();
         let news = workers.slots.look(|lanes| {
-            let out_of_order = lanes.iter().map(|(_, running)| running.lane.merge.out_of_order()).sum();
+            let merges = || lanes.iter().map(|(_, running)| &running.lane.merge);
+            let out_of_order = merges().map(Merge::out_of_order).sum();
             let mut news = News::of(lanes.iter().map(|(_, running)| &running.lane.engine), out_of_order);
+            news.held_events = merges().map(|merge| merge.held_events() as u64).sum();
             more(lanes, &mut news);
             news
         });

@@ -3,6 +3,7 @@
 //! Events come in from a merge of logs, go through the engine, and what follows from them is handed to a [`Keeper`] when a
 //! snapshot is due. `learn`, `replay` and `demo` run the same lane with other logs and other ways to commit.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,6 +75,8 @@ pub struct Lane<S> {
     dead_bytes: usize,
     applied_since: u64,
     events_since: u64,
+    /// Event time of the oldest reward of each space that was learned from and is in no publication yet.
+    oldest_rewards: BTreeMap<Name, i64>,
     last_snapshot: Duration,
 }
 
@@ -137,6 +140,7 @@ impl<S: Log> Lane<S> {
             dead_bytes: 0,
             applied_since: 0,
             events_since: 0,
+            oldest_rewards: BTreeMap::new(),
         };
         (lane, positions)
     }
@@ -162,7 +166,7 @@ impl<S: Log> Lane<S> {
     }
 
     fn advance(&mut self) -> Result<Stepped> {
-        match self.merge.next().doing(|| "cannot read a log".to_owned())? {
+        match self.merge.next_at(self.clock.now()).doing(|| "cannot read a log".to_owned())? {
             Next::Event(event, log) => {
                 let Sourced { input, start, line, origin, .. } = event;
                 if let Some(traceparent) = origin.as_ref().and_then(|origin| origin.traceparent.as_deref()) {
@@ -218,10 +222,24 @@ impl<S: Log> Lane<S> {
     /// Records examples that were learned from.
     pub fn note_applied(&mut self, applied: &[Applied]) {
         self.applied_since += applied.len() as u64;
+        if self.keeps.params {
+            self.note_rewards(applied);
+        }
         if self.keeps.audit {
             for Applied { space, request_id, model, reward, .. } in applied {
                 let line = json!({"space": space, "request_id": request_id, "model": model, "reward": reward});
                 self.work.audit.extend_from_slice(format!("{line}\n").as_bytes());
+            }
+        }
+    }
+
+    /// Notes how old the rewards are, for the next publication.
+    fn note_rewards(&mut self, applied: &[Applied]) {
+        for Applied { space, rewarded_ms, .. } in applied {
+            let Some(rewarded_ms) = *rewarded_ms else { continue };
+            match self.oldest_rewards.get_mut(space) {
+                Some(oldest_ms) => *oldest_ms = rewarded_ms.min(*oldest_ms),
+                None => _ = self.oldest_rewards.insert(space.clone(), rewarded_ms),
             }
         }
     }
@@ -290,7 +308,7 @@ impl<S: Log> Lane<S> {
         if self.keeps.params {
             let params = self.publications(created_ms, republish);
             work.news = params.iter().map(|params| (params.space.clone(), Published::of(params))).collect();
-            work.params = params.iter().map(|params| (params.space.clone(), params::encode(params))).collect();
+            work.params = params.iter().map(|params| (params.space.clone(), self.encode(params))).collect();
         }
         if self.keeps.snapshots {
             work.positions = positions.clone();
@@ -303,6 +321,10 @@ impl<S: Log> Lane<S> {
         (self.applied_since, self.events_since, self.dead_bytes) = (0, 0, 0);
         self.last_snapshot = self.clock.now();
         self.keeper.submit(work)
+    }
+
+    fn encode(&mut self, params: &Params) -> Vec<u8> {
+        params::encode_publication(params, self.oldest_rewards.remove(&params.space))
     }
 
     /// Parameters of the spaces that have learned since their last publication, or (`all`) of every space that has learned.

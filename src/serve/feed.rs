@@ -32,10 +32,12 @@ pub(super) struct Intake {
 impl Intake {
     /// Decodes bytes read from a place; returns whether they are valid parameters.
     fn take(&self, place: &str, bytes: anyhow::Result<Vec<u8>>) -> bool {
-        match bytes.and_then(|bytes| Ok(params::decode_for(&self.settings, &bytes)?)) {
-            Ok(params) => {
+        let decode =
+            |bytes: Vec<u8>| Ok((params::decode_for(&self.settings, &bytes)?, params::oldest_reward_ms(&bytes)));
+        match bytes.and_then(decode) {
+            Ok((params, oldest_reward_ms)) => {
                 let (space, version) = (params.space.to_string(), params.version);
-                let taken = self.sidecar.router.offer(params);
+                let taken = self.sidecar.take_params(params, oldest_reward_ms);
                 tracing::debug!(space, version, taken, "parameters read");
                 true
             }

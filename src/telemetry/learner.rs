@@ -44,6 +44,8 @@ pub struct News {
     pub mean_reward: f64,
     /// Events beyond the reorder window.
     pub out_of_order: u64,
+    /// Events that were read and wait for earlier ones.
+    pub held_events: u64,
     /// The spaces by name, up to a limit.
     pub spaces: BTreeMap<String, SpaceNews>,
     /// Lag: topic, partition, messages not learned from yet.
@@ -349,6 +351,7 @@ impl Status {
                 "counts": news.counts,
                 "mean_reward": news.mean_reward,
                 "out_of_order": news.out_of_order,
+                "held_events": news.held_events,
                 "lags": news.lags,
                 "unreadable": news.unreadable,
                 "unread": news.unread,
@@ -559,6 +562,8 @@ fn of_events(sheet: &mut Sheet, news: &News, log: &Log) {
     sheet.counters("spaces_evicted", evicted, [(none(), log.spaces_evicted)]);
     let about = "Events processed after a later one, beyond the reorder window";
     sheet.counters("out_of_order", about, [(none(), news.out_of_order)]);
+    let about = "Events that were read and wait for earlier ones of other logs";
+    sheet.gauges("held_events", about, [(none(), news.held_events)]);
 }
 
 fn of_files(sheet: &mut Sheet, news: &News, log: &Log) {
@@ -756,7 +761,8 @@ mod tests {
             status.facts.published(vec![(space(i), published)]);
             for model in (0..number).flat_map(|model| [model; 2]) {
                 let (space, request_id) = (space(i), String::new());
-                let applied = Applied { space, request_id, model, reward: 1.0, latency_ms: Some(40), example: None };
+                let (latency_ms, rewarded_ms, example) = (Some(40), Some(1040), None);
+                let applied = Applied { space, request_id, model, reward: 1.0, latency_ms, rewarded_ms, example };
                 status.facts.learned(&[applied], Duration::from_millis(1));
             }
         }

@@ -23,12 +23,17 @@ const PAST_EVERY_MS: u64 = 1000;
 /// Maximum number of spaces with history.
 const PAST_MAX: usize = 50;
 
+/// Where the first bucket of freshness ends, in seconds.
+const FRESHNESS_LEAST_S: f64 = 0.01;
+
 /// All metrics of a router.
 pub struct Metrics {
     counts: Mutex<Counts>,
     durations: Family<EndpointLabels, Timing, fn() -> Timing>,
     /// Duration of routing requests, for the page.
     decision: Timing,
+    /// Time from reward events to parameters in use, of each swap the longest.
+    freshness: Timing,
     past: Mutex<Past>,
     http: Arc<HttpCounters>,
 }
@@ -41,6 +46,8 @@ struct Counts {
     /// Rewards outside of their range, which the learner clips.
     clipped: u64,
     params_rejected: u64,
+    /// Time from the oldest reward of the newest parameters to their use, by space.
+    freshness: BTreeMap<Name, Duration>,
     /// By space and model.
     decisions: BTreeMap<Name, BTreeMap<ModelName, u64>>,
 }
@@ -120,6 +127,7 @@ impl Metrics {
             durations: Family::new_with_constructor(|| Timing::new(1e-5)),
             past: Mutex::new(Past { history, timed: timed.counts(), newest: Point::default(), newest_ms: 0 }),
             decision: timed,
+            freshness: Timing::new(FRESHNESS_LEAST_S),
             http,
         }
     }
@@ -156,6 +164,17 @@ impl Metrics {
     /// Parameters were rejected.
     pub fn params_rejected(&self) {
         lock(&self.counts).params_rejected += 1;
+    }
+
+    /// Parameters came into use, this long after the oldest reward that they are the first to contain.
+    pub fn fresh(&self, space: &Name, age: Duration) {
+        self.freshness.observe(age);
+        lock(&self.counts).freshness.insert(space.clone(), age);
+    }
+
+    /// Time from the oldest reward of the parameters in use to their use, if it is known.
+    pub fn freshness(&self, space: &Name) -> Option<Duration> {
+        lock(&self.counts).freshness.get(space).copied()
     }
 
     /// Counts a decision. Spaces that the router does not hold are aggregated: their number is unbounded.
@@ -238,6 +257,7 @@ impl Metrics {
             "of_space": one.map(|by| counts.space_point(by)),
             "models": one.map(|by| models(by)),
             "dim": one.map(|by| by.params().dim),
+            "freshness_s": one.and_then(|by| counts.freshness.get(by.space())).map(Duration::as_secs_f64),
         })
     }
 
@@ -278,6 +298,16 @@ impl Metrics {
             moments.get_or_create(&label(by)).set(by.params().created_ms as f64 / 1e3);
         }
         sheet.seconds("params_timestamp", "Unix time at which the parameters of each space were created", moments);
+        let about = "Time from reward events to the use of parameters that contain them: of each swap the longest";
+        sheet.seconds("freshness", about, self.freshness.clone());
+        let newest = Family::<SpaceLabels, Gauge<f64, AtomicU64>>::default();
+        for by in told() {
+            if let Some(age) = counts.freshness.get(by.space()) {
+                newest.get_or_create(&label(by)).set(age.as_secs_f64());
+            }
+        }
+        let about = "Time from the oldest reward of the newest parameters to their use, by space";
+        sheet.seconds_of_loop("freshness", about, newest);
         sheet.text()
     }
 }
@@ -349,6 +379,28 @@ mod tests {
         let versions = text.lines().filter(|line| line.starts_with("pointsman_router_params_version{"));
         assert_eq!(versions.count(), SPACES_MAX);
         assert!(text.contains("pointsman_router_deliveries_total{outcome=\"lost\"} 1"), "{text}");
+    }
+
+    #[test]
+    fn freshness_is_that_of_the_newest_parameters_and_counted_for_all() {
+        let metrics = Metrics::default();
+        let router = busy(2, 2, &metrics);
+        let space = name("space-0001".to_owned());
+        for ms in [700, 300] {
+            metrics.fresh(&space, Duration::from_millis(ms));
+        }
+        let text = metrics.text(&router, true, None);
+        for line in [
+            "pointsman_freshness_seconds{space=\"space-0001\"} 0.3",
+            "pointsman_router_freshness_seconds_count 2",
+            "pointsman_router_freshness_seconds_sum 1.0",
+            "pointsman_router_freshness_seconds_bucket{le=\"0.32\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+        assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
+        assert_eq!(metrics.now(&router, "space-0001", "")["freshness_s"], json!(0.3));
+        assert_eq!(metrics.now(&router, "space-0000", "")["freshness_s"], Value::Null);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet};
 use prometheus_client::metrics::counter::{self, Counter};
 use prometheus_client::metrics::family::Family;
@@ -44,12 +44,19 @@ pub fn join(texts: &[String]) -> String {
 const END: &str = "# EOF";
 
 /// Metrics, written down once.
-pub struct Sheet(Registry);
+pub struct Sheet {
+    own: Registry,
+    /// Metrics of the whole loop, whichever process reports them.
+    of_loop: Registry,
+}
+
+/// Prefix of metrics of the whole loop.
+const LOOP: &str = "pointsman";
 
 impl Sheet {
     /// An empty one; all names begin with `prefix`.
     pub fn new(prefix: &str) -> Self {
-        Self(Registry::with_prefix(prefix))
+        Self { own: Registry::with_prefix(prefix), of_loop: Registry::with_prefix(LOOP) }
     }
 
     /// Numbers that only grow. Those with the same labels are added up.
@@ -63,7 +70,7 @@ impl Sheet {
         for (labels, number) in rows {
             family.get_or_create(&labels).inc_by(number);
         }
-        self.0.register(name, help, family);
+        self.own.register(name, help, family);
     }
 
     /// Numbers that go up and down. Those with the same labels are added up.
@@ -77,19 +84,26 @@ impl Sheet {
         for (labels, number) in rows {
             family.get_or_create(&labels).inc_by(number);
         }
-        self.0.register(name, help, family);
+        self.own.register(name, help, family);
     }
 
     /// Seconds, as a histogram or a moment in time.
     pub fn seconds(&mut self, name: &str, help: &str, metric: impl Metric) {
-        self.0.register_with_unit(name, help, Unit::Seconds, metric);
+        self.own.register_with_unit(name, help, Unit::Seconds, metric);
+    }
+
+    /// Seconds of the whole loop: the name gets no prefix of a process.
+    pub fn seconds_of_loop(&mut self, name: &str, help: &str, metric: impl Metric) {
+        self.of_loop.register_with_unit(name, help, Unit::Seconds, metric);
     }
 
     /// In the format of OpenMetrics.
     pub fn text(self) -> String {
         let mut text = String::new();
         // Writing into a string cannot fail.
-        let _ = encode(&mut text, &self.0);
+        let _ = encode_registry(&mut text, &self.own);
+        let _ = encode_registry(&mut text, &self.of_loop);
+        let _ = encode_eof(&mut text);
         text
     }
 }

@@ -315,7 +315,7 @@ impl LogFile {
             let (start, line, length) = match self.next_line()? {
                 Line::Next(start, line, length) => (start, line, length),
                 Line::None => return Ok(self.ended()),
-                Line::Pause => return Ok(Read::Pending),
+                Line::Pause => return Ok(Read::Awaited),
             };
             self.grew = Instant::now();
             let input = match &self.examples {
@@ -396,7 +396,7 @@ impl Source for LogFile {
         }
         match self.advance() {
             Ok(read) => {
-                if self.skip.is_some() && read != Read::Pending {
+                if self.skip.is_some() && !matches!(read, Read::Pending | Read::Awaited) {
                     tracing::info!(path = ?self.path, "log file is readable again");
                     self.skip = None;
                 }
@@ -715,11 +715,11 @@ mod tests {
             let follow = AtEnd::Follow { idle: Duration::ZERO };
             let (mut live, _) = log(&path, follow, None);
             let reads: Vec<Read> = (0..4).map(|_| live.read().unwrap()).collect();
-            assert!(matches!(reads[..], [Read::Event(_), Read::Pending, Read::Event(_), Read::Idle]), "{reads:?}");
+            assert!(matches!(reads[..], [Read::Event(_), Read::Awaited, Read::Event(_), Read::Idle]), "{reads:?}");
             // Read again from near its end, decompressed bytes that are known count too.
             let position = Position { floor: text.len() as u64 - 1, ..Position::default() };
             let (mut rest, _) = log(&path, follow, Some(&position));
-            let expected = if name.ends_with(".zst") { Read::Pending } else { Read::Idle };
+            let expected = if name.ends_with(".zst") { Read::Awaited } else { Read::Idle };
             assert_eq!(rest.read().unwrap(), expected);
         }
     }

@@ -21,6 +21,8 @@ const FORMAT: &str = "pointsman.params";
 const FORMAT_VERSION: u64 = 2;
 /// The first version with a head table.
 const HEAD_VERSION: u64 = 2;
+/// Metadata entry of a publication. Readers that do not know it ignore it.
+const OLDEST_REWARD: &str = "oldest_reward_ms";
 const HEAD_KEYS: &str = ".head.keys";
 const HEAD_CORRECTIONS: &str = ".head.corrections";
 
@@ -72,6 +74,12 @@ pub enum BadParams {
 
 /// Encodes parameters; the same parameters give the same bytes.
 pub fn encode(params: &Params) -> Vec<u8> {
+    encode_publication(params, None)
+}
+
+/// Encodes parameters with the event time of the oldest reward that they are the first to contain. It belongs to the
+/// publication: the same parameters published again have none.
+pub fn encode_publication(params: &Params, oldest_reward_ms: Option<i64>) -> Vec<u8> {
     let policy = &params.policy;
     let (sampling, gap) = match policy.sampling {
         Sampling::Softmax => ("softmax", None),
@@ -97,6 +105,7 @@ pub fn encode(params: &Params) -> Vec<u8> {
         .map(|(key, value)| (key.to_owned(), value)),
     );
     metadata.extend(gap.map(|gap| ("inverse_gap".to_owned(), json(&gap))));
+    metadata.extend(oldest_reward_ms.map(|ms| (OLDEST_REWARD.to_owned(), ms.to_string())));
     let forms = params.models.iter().zip(&policy.scores).flat_map(|(name, form)| tensors(name, form, params.dim));
     let all: Vec<Tensor> = forms.chain(head_tensors(&policy.head, params.models.len())).collect();
     let views = all.iter().map(|Tensor { name, dtype, shape, bytes }| {
@@ -147,6 +156,13 @@ pub fn decode(bytes: &[u8]) -> Result<Params, BadParams> {
         models,
         dim,
     })
+}
+
+/// Event time of the oldest reward that published parameters are the first to contain, in milliseconds since 1970. `None` if
+/// the publication does not say.
+pub fn oldest_reward_ms(bytes: &[u8]) -> Option<i64> {
+    let (_, header) = SafeTensors::read_metadata(bytes).ok()?;
+    header.metadata().as_ref()?.get(OLDEST_REWARD)?.parse().ok()
 }
 
 /// Decodes parameters that must agree with the configuration: a space that may exist, of the same dimension, and no
@@ -408,6 +424,17 @@ mod tests {
                 assert_eq!(encode(&params), bytes);
             }
         }
+    }
+
+    #[test]
+    fn a_publication_carries_its_oldest_reward_beside_the_parameters() {
+        let params = params();
+        for oldest in [None, Some(1_731_700_000_123), Some(-1)] {
+            let bytes = encode_publication(&params, oldest);
+            assert_eq!((decode(&bytes).unwrap(), oldest_reward_ms(&bytes)), (params.clone(), oldest));
+        }
+        assert_eq!(encode_publication(&params, None), encode(&params));
+        assert_eq!(oldest_reward_ms(b"no parameters"), None);
     }
 
     #[test]

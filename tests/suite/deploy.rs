@@ -359,7 +359,8 @@ fn dashboards_show_metrics_that_exist() {
     let is_registered = |name: &str| {
         let endings = ["_total", "_bucket", "_seconds"];
         let name = endings.iter().fold(name, |name, ending| name.trim_end_matches(ending));
-        let name = name.trim_start_matches("pointsman_learner_").trim_start_matches("pointsman_router_");
+        let prefixes = ["pointsman_learner_", "pointsman_router_", "pointsman_"];
+        let name = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
         ["counters", "gauges", "seconds"].iter().any(|kind| source.contains(&format!("sheet.{kind}(\"{name}\"")))
     };
     let charted = charted();

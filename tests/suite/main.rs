@@ -16,6 +16,7 @@ mod failures;
 mod first_hour;
 mod fleet;
 mod formats;
+mod freshness;
 mod gap;
 mod golden;
 mod guard;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -35,6 +36,8 @@ pub struct Plan {
     pub partitions: usize,
     /// Whether instances share lanes.
     pub is_shared: bool,
+    /// How long an event is held for earlier ones; unlimited if none.
+    pub hold: Option<Duration>,
 }
 
 /// An instance, running or not.
@@ -78,6 +81,7 @@ impl Instance {
             disk: self.disk.clone(),
             settings: self.plan.settings.clone(),
             cadence,
+            hold: self.plan.hold,
             instance: format!("i{}", self.node),
             partitions: self.plan.partitions,
             limits: LetterLimits { value_bytes: 1 << 20, message_bytes: 1 << 20 },
@@ -109,6 +113,7 @@ impl Instance {
             retry: retry.clone(),
         };
         let (mut lane, state) = Lane::open(&self.plan.settings, cadence, places, |commit| Ok(Keeper::here(commit)))?;
+        lane.merge.set_hold(self.plan.hold);
         let partitions: Vec<i32> = (0..self.world.with(|shared| shared.partitions) as i32).collect();
         let feed = self.feed(partitions.clone());
         feed.add(&mut lane.merge, &partitions, |name, end| match state.positions.get(name) {

@@ -454,6 +454,11 @@ impl QueueState {
         !self.paused && self.resumed.is_none_or(|since| since.elapsed() > UNSURE)
     }
 
+    /// Whether the partition has messages that were not taken yet, or may have: its end is not known.
+    fn is_behind(&self) -> bool {
+        self.ended.is_none() && self.end.is_none_or(|end| self.next < end)
+    }
+
     fn is_full(&self) -> bool {
         self.events.len() >= QUEUE_EVENTS || self.bytes >= QUEUE_BYTES
     }
@@ -961,6 +966,7 @@ impl Source for Partition {
                     Ending::Until(offset) if state.next >= offset || state.ended.is_some() => Read::End,
                     Ending::Until(_) => Read::Awaited,
                     Ending::Follow { idle } if state.ended.is_some_and(|since| since.elapsed() >= idle) => Read::Idle,
+                    Ending::Follow { .. } if state.is_behind() => Read::Awaited,
                     Ending::Follow { .. } => Read::Pending,
                 });
             }

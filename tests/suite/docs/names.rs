@@ -240,6 +240,8 @@ pub fn metrics() -> BTreeSet<String> {
             ("counters", vec!["", "_total"]),
             ("gauges", vec![""]),
             ("seconds", vec!["_seconds", "_seconds_bucket", "_seconds_sum", "_seconds_count"]),
+            // Without the prefix of a process.
+            ("seconds_of_loop", vec!["_seconds"]),
         ];
         let mut found = Vec::new();
         for (kind, endings) in kinds {
@@ -248,7 +250,8 @@ pub fn metrics() -> BTreeSet<String> {
                 let name =
                     source[at + start.len()..].trim_start().strip_prefix('"').and_then(|rest| rest.split('"').next());
                 let name = name.unwrap_or_else(|| panic!("{file}.rs: a metric without a literal name"));
-                found.extend(endings.iter().map(|ending| format!("pointsman_{prefix}_{name}{ending}")));
+                let process = if kind == "seconds_of_loop" { String::new() } else { format!("{prefix}_") };
+                found.extend(endings.iter().map(|ending| format!("pointsman_{process}{name}{ending}")));
             }
         }
         found
