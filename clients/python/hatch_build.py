@@ -1,4 +1,4 @@
-"""Packs the program into the wheel: POINTSMAN_PROGRAM=target/release/pointsman pip wheel --no-deps clients/python
+"""Packs the program into the wheel: POINTSMAN_PROGRAM=$PWD/target/release/pointsman pip wheel --no-deps ./clients/python
 
 Without POINTSMAN_PROGRAM the wheel holds the Python package alone and fits every platform. With it, the wheel installs
 `pointsman` beside the interpreter, and its tag names the platform that the program runs on, read from the program itself.
@@ -28,7 +28,10 @@ class ProgramHook(BuildHookInterface[Any]):
         given = os.environ.get("POINTSMAN_PROGRAM")
         if not given or version == "editable":
             return
-        program = Path(given).resolve()
+        program = Path(given)
+        if not program.is_absolute():
+            # pip builds in another directory.
+            raise ValueError(f"POINTSMAN_PROGRAM = {given} is relative: name the program by its absolute path")
         if not program.is_file():
             raise FileNotFoundError(f"POINTSMAN_PROGRAM = {given}: there is no such file; build it with cargo build --release")
         build_data["pure_python"] = False

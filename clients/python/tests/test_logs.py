@@ -344,7 +344,7 @@ def test_the_program_reads_examples(program: Path, tmp_path: Path, suffix: str) 
 def test_the_program_reads_queries_and_rewards(program: Path, tmp_path: Path, suffix: str) -> None:
     queries, rewards = f"queries{suffix}", f"rewards{suffix}"
     frame = searches()
-    frame["clicked_at"] = frame["at"] + pd.Timedelta(seconds=30)
+    frame["clicked_at"] = frame["at"] + timedelta(seconds=30)
     logs.write(
         pl.from_pandas(frame), tmp_path / queries, rewards=tmp_path / rewards, reward_time="clicked_at", **SEARCHES
     )

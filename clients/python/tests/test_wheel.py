@@ -24,7 +24,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 def build(place: Path, program: Path | None) -> Path:
     """Build a wheel."""
-    environment = {**os.environ, **({} if program is None else {"POINTSMAN_PROGRAM": str(program)})}
+    environment = {**os.environ, "POINTSMAN_PROGRAM": str(program or "")}
     # The build back end is installed already.
     command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(place), str(CLIENT)]
     subprocess.run(command, check=True, env=environment)
@@ -92,6 +92,20 @@ def test_the_tag_is_that_of_the_program(program: Path, tmp_path: Path, monkeypat
     small.write_bytes(header[:18] + (8).to_bytes(2, "little"))
     with pytest.raises(ValueError, match="is for the ELF machine 8: expected one of x86_64, aarch64"):
         hatch_build.platform_tag(small)
+
+
+def test_the_program_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(CLIENT)
+    import hatch_build
+
+    hook = object.__new__(hatch_build.ProgramHook)
+    for program, problem in [("target/release/pointsman", "is relative"), (str(tmp_path / "none"), "no such file")]:
+        monkeypatch.setenv("POINTSMAN_PROGRAM", program)
+        with pytest.raises((ValueError, FileNotFoundError), match=problem):
+            hook.initialize("standard", {})
+    build_data: dict[str, object] = {}
+    hook.initialize("editable", build_data)
+    assert build_data == {}
 
 
 def test_without_a_program_the_wheel_fits_every_platform(tmp_path: Path) -> None:

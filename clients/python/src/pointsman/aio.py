@@ -6,9 +6,13 @@ import ssl
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import anyio
-import httpx
 import numpy.typing as npt
+
+try:
+    import anyio
+    import httpx
+except ImportError as error:
+    raise ImportError(f"pointsman.aio needs httpx and anyio: pip install 'pointsman[async]' ({error})") from error
 
 from . import calls
 from .calls import Attempts, Call, Settings
