@@ -1,6 +1,7 @@
 """A search service that routes every search and reports clicks. With a configuration that has dim = 64 and the models
 trigrams and words:
 
+    pip install 'pointsman[async]' fastapi uvicorn
     pointsman route --config shop.toml --serve-uniform &
     uvicorn search:app                                                          # in this directory
     curl 'localhost:8000/search?q=red+shoes'

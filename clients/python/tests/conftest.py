@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .shared import PROGRAM, Serve, Service
+from .shared import PROGRAM, Serve, Service, free_url
 
 
 @pytest.fixture(scope="session")
@@ -29,19 +29,14 @@ def program() -> Path:
 def serve(program: Path, tmp_path: Path) -> Iterator[Serve]:
     """Starts `pointsman route --serve-uniform` with a configuration, at a free address or a given one."""
     with ExitStack() as services:
-        yield lambda config, url="": services.enter_context(_Running(program, config, url or _free(), tmp_path))
-
-
-def _free() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+        yield lambda config, url="": services.enter_context(_Running(program, config, url or free_url(), tmp_path))
 
 
 class _Running:
     def __init__(self, program: Path, config: str, url: str, place: Path) -> None:
         path = place / "pointsman.toml"
         path.write_text(config)
-        listen = f"http.listen={url.removeprefix('http://')}"
+        listen = f"http.listen={url.partition('://')[2]}"
         arguments = ["route", "--config", str(path), "--serve-uniform", "--set", listen]
         arguments += ["--set", f"transport.file.dir={place}/log"]
         self.process = subprocess.Popen([program, *arguments], cwd=place, stderr=subprocess.PIPE, text=True)
@@ -65,7 +60,8 @@ class _Running:
 
 
 def _is_ready(url: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    unverified = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), unverified)
     try:
         with opener.open(f"{url}/ready", timeout=1) as response:
             return bool(response.status == 200)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,12 @@ class Serve(Protocol):
     """Starts routers."""
 
     def __call__(self, config: str, url: str = "") -> Service: ...
+
+
+def free_url(scheme: str = "http") -> str:
+    """A loopback address that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"{scheme}://127.0.0.1:{free.getsockname()[1]}"
 
 
 def run(program: Path, *arguments: str | Path, cwd: Path | None = None) -> str:

@@ -240,6 +240,7 @@ def test_ids_and_missing_values(tmp_path: Path) -> None:
         ({"model": ["a", "b c", "b"]}, {}, "row 1: column 'model' holds 'b c'"),
         ({"id": ["a", None, "b"]}, {}, "row 1: column 'id' is empty"),
         ({"id": ["a", "", "b"]}, {}, "row 1: id has 0 bytes"),
+        ({"id": [b"a", b"b", b"c"]}, {}, "row 0: column 'id' holds b'a': expected an ID"),
         ({"id": [1.5, 2.0, 3.0]}, {}, "row 0: column 'id' holds 1.5: expected an ID"),
         ({"at": [NOON, None, NOON]}, {}, "row 1: column 'at' is empty"),
         ({"at": [NOON, "yesterday", NOON]}, {}, "row 1: column 'at' holds 'yesterday': expected a time in ISO 8601"),
@@ -327,6 +328,7 @@ def test_the_program_reads_examples(program: Path, tmp_path: Path, suffix: str) 
     logs.write(frame, tmp_path / f"examples{suffix}", **SEARCHES)
     found = run(program, "init", f"examples{suffix}", "--yes", cwd=tmp_path)
     assert "12 dimensions" in found and "90.0% of the queries have one" in found
+    assert "declared_propensities" not in (tmp_path / "pointsman.toml").read_text(), "the logged ones are found"
     replayed = json.loads(run(program, "replay", "--json", "--store", "store", cwd=tmp_path))
     counts = {name: replayed[name] for name in ("queries", "rewards", "joined", "expired", "dead_letters", "pending")}
     assert counts == {
@@ -353,6 +355,45 @@ def test_the_program_reads_queries_and_rewards(program: Path, tmp_path: Path, su
     replayed = json.loads(run(program, "replay", "--json", "--store", "store", cwd=tmp_path))
     counts = [replayed[name] for name in ("queries", "rewards", "joined", "expired", "dead_letters", "orphaned", "late")]
     assert counts == [ROWS, ROWS, ROWS, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_program_reads_events_of_other_frames(program: Path, tmp_path: Path, suffix: str) -> None:
+    """Clicks and purchases are events of their own, with text as time."""
+    frame = searches()
+    logs.write(frame, tmp_path / f"searches{suffix}", **{**SEARCHES, "reward": None})
+    for kind, every, value in (("click", 2, 0.25), ("purchase", 8, 1.0)):
+        some = frame[::every]
+        happened = pd.DataFrame(
+            {
+                "search": some["search_id"],
+                "happened_at": [time.isoformat() for time in some["at"] + timedelta(seconds=20)],
+                "kind": kind,
+                "key": [f"{kind}-{i}" for i in range(len(some))],
+            }
+        )
+        happened["value"] = happened["kind"].map({"click": 0.25, "purchase": 1.0})
+        written = logs.write_rewards(
+            happened,
+            tmp_path / f"{kind}s{suffix}",
+            request_id="search",
+            time="happened_at",
+            reward="value",
+            event_id="key",
+        )
+        assert written == ROWS // every and set(happened["value"]) == {value}
+    files = [f"{name}{suffix}" for name in ("searches", "clicks", "purchases")]
+    run(program, "init", *files, "--yes", cwd=tmp_path)
+    replayed = json.loads(run(program, "replay", "--json", "--store", "store", cwd=tmp_path))
+    counts = {name: replayed[name] for name in ("queries", "rewards", "dead_letters", "orphaned", "late", "evicted")}
+    assert counts == {
+        "queries": ROWS,
+        "rewards": ROWS // 2 + ROWS // 8,
+        "dead_letters": 0,
+        "orphaned": 0,
+        "late": 0,
+        "evicted": 0,
+    }
 
 
 def test_the_program_evaluates_examples(program: Path, tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import anyio
 import httpx
 import numpy as np
 import pytest
-from pointsman import PointsmanClient, Problem, Router
+import trustme
+from pointsman import PointsmanClient, Problem, Router, Unreachable
 from pointsman.aio import AsyncPointsmanClient
 
-from .shared import Serve, run
+from .shared import Serve, free_url, run
 
 CONFIG = """
 [learner]
@@ -59,6 +60,33 @@ def test_a_call_outlasts_a_restart(serve: Serve) -> None:
         answer = pool.submit(client.route, [1.0, 0.0, 0.0], "r-2")
         serve(CONFIG, first.url)
         assert answer.result(30).request_id == "r-2"
+
+
+def test_tls(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    own = authority.issue_cert("127.0.0.1")
+    own.private_key_pem.write_to_path(tmp_path / "key.pem")
+    own.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    tls = f'[http]\ntoken = "secret-secret-secret"\n[http.tls]\ncertificate = "{tmp_path}/certificate.pem"\nkey = "{tmp_path}/key.pem"\n'
+    url = serve(CONFIG + tls, free_url("https")).url
+
+    async def route() -> str:
+        async with AsyncPointsmanClient(url, token="secret-secret-secret", retries=0) as client:
+            await client.route([1.0, 0.0, 0.0])
+            return (await client.route([1.0, 0.0, 0.0], request_id="r-2")).request_id
+
+    with PointsmanClient(url, retries=0) as client, pytest.raises(Unreachable, match="(?i)certificate.verify.failed"):
+        client.route([1.0, 0.0, 0.0])
+    with pytest.raises(Unreachable, match="(?i)certificate.verify.failed"):
+        anyio.run(route)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    assert anyio.run(route) == "r-2"
+    with PointsmanClient(url, token="secret-secret-secret", retries=0) as client:
+        client.route([1.0, 0.0, 0.0])
+        assert client.route([1.0, 0.0, 0.0], request_id="r-1").request_id == "r-1"
+    with PointsmanClient(url, retries=0) as client, pytest.raises(Problem, match="401"):
+        client.route([1.0, 0.0, 0.0])
 
 
 def test_the_example(program: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

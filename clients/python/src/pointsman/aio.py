@@ -93,7 +93,7 @@ class AsyncPointsmanClient:
             with anyio.fail_after(timeout_s):
                 async with self._http.stream("POST", url, content=call.body) as response:
                     data = await _read(response)
-        except (OSError, httpx.TransportError) as error:
+        except (OSError, httpx.RequestError) as error:
             raise self._settings.unreachable(error) from error
         return call.result(response.status_code, response.reason_phrase, response.headers.get("Retry-After"), data)
 

@@ -217,9 +217,10 @@ def _space(row: int, name: str, cell: Any) -> str:
 
 def _id(row: int, name: str, cell: Any) -> str:
     # Whole numbers become floats in a pandas column in which one is missing.
-    if isinstance(cell, (float, np.floating)) and not float(cell).is_integer():
+    is_float = isinstance(cell, (float, np.floating))
+    if isinstance(cell, bytes) or (is_float and not float(cell).is_integer()):
         raise _bad(row, name, cell, "an ID, as text or a whole number")
-    text = str(int(cell)) if isinstance(cell, (float, np.floating)) else str(cell)
+    text = str(int(cell)) if is_float else str(cell)
     try:
         check_id(name, text)
     except BadRequestId as error:
