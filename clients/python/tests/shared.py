@@ -4,16 +4,56 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-GOLDEN = Path(__file__).resolve().parents[3] / "tests" / "golden"
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = ROOT / "target" / "debug" / "pointsman"
+GOLDEN = ROOT / "tests" / "golden"
 PARAMS_FILE = GOLDEN / "formats" / "params-1.safetensors"
 PARAMS_FILE_2 = GOLDEN / "formats" / "params-2.safetensors"
+
+
+@dataclass
+class Service:
+    """A running router."""
+
+    url: str
+    config: Path
+    log: Path
+    stop: Callable[[], None]
+
+    def events(self, side: str) -> list[dict[str, Any]]:
+        """The events that it has logged: queries or rewards."""
+        files = sorted((self.log / side).glob("*.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+class Serve(Protocol):
+    """Starts routers."""
+
+    def __call__(self, config: str, url: str = "") -> Service: ...
+
+
+def free_url(scheme: str = "http") -> str:
+    """A loopback address that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"{scheme}://127.0.0.1:{free.getsockname()[1]}"
+
+
+def run(program: Path, *arguments: str | Path, cwd: Path | None = None) -> str:
+    """Run the program, which must succeed, and return its standard output."""
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def vectors() -> list[dict[str, Any]]:

@@ -1,11 +1,15 @@
-"""Queries, ids, newer parameters and events."""
+"""Queries, IDs, newer parameters, reloads and events."""
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import logging
+import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,3 +159,123 @@ def test_events_of_lists_and_without_a_floor() -> None:
     json.dumps(event)
     with pytest.raises(BadQuery):
         decide(0.0, [1, 2]).event([float("nan"), 1.0], ts_ms=7)
+
+
+TICKS = itertools.count(1)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """As the learner publishes, but for the times: the clock of the file system may be too coarse for tests."""
+    beside = path.with_suffix(".new")
+    beside.write_bytes(data)
+    tick = next(TICKS)
+    os.utime(beside, ns=(tick, tick))
+    beside.replace(path)
+
+
+@pytest.fixture
+def params_file(tmp_path: Path) -> Path:
+    path = tmp_path / "default.safetensors"
+    path.write_bytes(made())
+    return path
+
+
+def test_a_replaced_file_is_reloaded(params_file: Path) -> None:
+    router = Router.from_file(params_file, reload_s=0.0)
+    assert router.route([1.0, 0.0]).params_version == 5
+    replace(params_file, made({"b.bias": np.array([9.0], np.float32)}, version=6))
+    assert router.route([1.0, 0.0]).params_version == 6
+    assert router.scores([1.0, 0.0]) == {"a": 0.0, "b": 9.0}
+    # Written in place, as a copy does.
+    params_file.write_bytes(made({}, version=7, models='["b", "c", "d"]'))
+    assert list(router.distribution([1.0, 0.0]).propensities) == ["b", "c", "d"]
+    assert router.params.version == 7 and list(router.explain([1.0, 0.0])) == ["b", "c", "d"]
+
+
+def test_reloads_never_go_back(params_file: Path) -> None:
+    router = Router.from_file(params_file, reload_s=0.0)
+    for (epoch, version, revision), version_after in [
+        ((0, 4, 9), 5),
+        ((0, 5, 1), 5),
+        ((0, 5, 2), 5),
+        ((1, 2, 0), 2),
+        ((0, 9, 0), 2),
+    ]:
+        replace(params_file, made(epoch=epoch, version=version, revision=revision))
+        assert router.route([1.0, 0.0]).params_version == version_after
+    assert router.params.stamp == (1, 2, 0)
+
+
+@pytest.mark.parametrize("data", [None, b"", b"junk", made()[:-1], made(format_version=3), made(space="shop", version=9)])
+def test_an_invalid_or_missing_file_changes_nothing(
+    params_file: Path, caplog: pytest.LogCaptureFixture, data: bytes | None
+) -> None:
+    router = Router.from_file(params_file, reload_s=0.0)
+    if data is None:
+        params_file.unlink()
+    else:
+        replace(params_file, data)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            assert router.route([1.0, 0.0]).params_version == 5
+    [record] = caplog.records
+    assert "cannot reload parameters from" in record.getMessage() and "keeping version 5" in record.getMessage()
+    replace(params_file, made(version=6))
+    assert router.route([1.0, 0.0]).params_version == 6
+
+
+def test_explicit_reloads(params_file: Path) -> None:
+    router = Router.from_file(params_file, reload_s=None)
+    assert not router.reload(), "the file is the same"
+    replace(params_file, made(version=6))
+    assert router.route([1.0, 0.0]).params_version == 5
+    assert router.reload() and router.route([1.0, 0.0]).params_version == 6
+    replace(params_file, b"junk")
+    with pytest.raises(BadParams):
+        router.reload()
+    params_file.unlink()
+    with pytest.raises(FileNotFoundError):
+        router.reload()
+    assert router.params.version == 6
+    with pytest.raises(ValueError, match="no parameters file"):
+        Router.from_bytes(made()).reload()
+    with pytest.raises(ValueError, match="reload_s = -1"):
+        Router.from_file(params_file, reload_s=-1)
+
+
+def test_the_file_is_not_looked_at_more_often(params_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("pointsman.router.time.monotonic", lambda: now)
+    router = Router.from_file(params_file, reload_s=2.0)
+    replace(params_file, made(version=6))
+    now += 1.5
+    assert router.params.version == 5
+    now += 1.0
+    assert router.params.version == 6
+
+
+def test_threads_route_while_the_file_changes(params_file: Path) -> None:
+    def at(version: int) -> bytes:
+        return made({"a.bias": np.array([version], np.float32)}, version=version)
+
+    replace(params_file, at(1))
+    router = Router.from_file(params_file, reload_s=0.0)
+    problems: list[str] = []
+
+    def route() -> None:
+        last = 0
+        while last < 60 and not problems:
+            decision = router.route([1.0, 0.0])
+            odds = np.log(decision.policy["a"] / decision.policy["b"])
+            if abs(odds - decision.params_version) > 1e-6 or decision.params_version < last:
+                problems.append(f"{decision} after version {last}")
+            last = decision.params_version
+
+    threads = [threading.Thread(target=route) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for version in range(2, 61):
+        replace(params_file, at(version))
+    for thread in threads:
+        thread.join()
+    assert problems == [] and router.params.version == 60

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use parquet::basic::{LogicalType, TimeUnit, Type as Physical};
+use parquet::basic::{ConvertedType, LogicalType, TimeUnit, Type as Physical};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::DataType;
 use parquet::errors::ParquetError;
@@ -96,7 +96,8 @@ impl ParquetRows {
         let spread = columns.spread(&header);
         let is_part = |i: usize| spread.iter().any(|(_, parts)| parts.contains(&i));
         let is_read = |i: usize, name: &str| columns.kind(name).is_some() || is_part(i);
-        let leaves = (0..schema.num_columns()).filter(|&leaf| is_vector(&schema.column(leaf)));
+        let is_vector_leaf = |leaf: usize| is_vector(&schema.column(leaf)) && !is_map(schema.get_column_root(leaf));
+        let leaves = (0..schema.num_columns()).filter(|&leaf| is_vector_leaf(leaf));
         let vectors: Vec<VectorColumn> = leaves
             .map(|leaf| (leaf, schema.column(leaf).path().parts()[0].clone()))
             .filter(|(_, name)| columns.kind(name).is_some())
@@ -256,6 +257,13 @@ fn is_vector(leaf: &ColumnDescriptor) -> bool {
         && leaf.path().parts().len() <= 3
 }
 
+/// Whether a column is a map, whose values are numbers of a list of its entries.
+fn is_map(column: &Type) -> bool {
+    let info = column.get_basic_info();
+    matches!(info.converted_type(), ConvertedType::MAP | ConvertedType::MAP_KEY_VALUE)
+        || matches!(info.logical_type_ref(), Some(LogicalType::Map))
+}
+
 fn is_nanos(field: &Type) -> bool {
     let logical = field.get_basic_info().logical_type_ref();
     field.is_primitive() && matches!(logical, Some(LogicalType::Timestamp(stamp)) if stamp.unit == TimeUnit::NANOS)
@@ -336,4 +344,57 @@ fn invalid(error: ParquetError) -> io::Error {
 
 fn too_few() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "not a valid Parquet file: a column has fewer rows than the file")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use parquet::data_type::{ByteArray, ByteArrayType, DoubleType};
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+
+    use super::*;
+    use crate::config::Fields;
+    use crate::engine::Side;
+
+    /// Lists of numbers and maps to numbers have the same levels; only their annotations differ.
+    #[test]
+    fn maps_of_numbers_are_not_vectors() {
+        let schema = "message rows {
+            optional group query (LIST) { repeated group list { optional double element; } }
+            optional group propensities (MAP) {
+                repeated group key_value { required binary key (STRING); optional double value; }
+            }
+        }";
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let properties = Arc::new(WriterProperties::default());
+        let mut file = SerializedFileWriter::new(path.reopen().unwrap(), schema, properties).unwrap();
+        let mut group = file.next_row_group().unwrap();
+        let mut query = group.next_column().unwrap().unwrap();
+        query.typed::<DoubleType>().write_batch(&[0.5, -1.0], Some(&[3, 3]), Some(&[0, 1])).unwrap();
+        query.close().unwrap();
+        let mut keys = group.next_column().unwrap().unwrap();
+        let names = [ByteArray::from("a"), ByteArray::from("b")];
+        keys.typed::<ByteArrayType>().write_batch(&names, Some(&[2, 2]), Some(&[0, 1])).unwrap();
+        keys.close().unwrap();
+        let mut values = group.next_column().unwrap().unwrap();
+        values.typed::<DoubleType>().write_batch(&[0.25, 0.75], Some(&[3, 3]), Some(&[0, 1])).unwrap();
+        values.close().unwrap();
+        group.close().unwrap();
+        file.close().unwrap();
+
+        for columns in [Columns::default(), Columns::of(&Fields::default(), Side::Query)] {
+            let file = File::open(path.path()).unwrap();
+            let mut rows = ParquetRows::open(file, &columns, &Arc::default()).unwrap();
+            let mut line = Vec::new();
+            assert!(rows.next_row(&mut line).unwrap());
+            let row: serde_json::Value = serde_json::from_slice(&line).unwrap();
+            assert_eq!(row["propensities"], serde_json::json!({ "a": 0.25, "b": 0.75 }));
+            assert_eq!(row["query"], STANDARD.encode([0.5_f32, -1.0].map(f32::to_le_bytes).concat()));
+            assert!(!rows.next_row(&mut line).unwrap());
+        }
+    }
 }

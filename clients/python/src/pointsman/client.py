@@ -1,124 +1,174 @@
-"""HTTP client of the router sidecar. Uses only the standard library."""
+"""HTTP client of the router sidecar. Uses only the standard library for HTTP."""
 
 from __future__ import annotations
 
 import http.client
-import json
-import math
-import urllib.error
-import urllib.request
-from email.message import Message
-from typing import IO, Any, NoReturn
-from urllib.parse import urlsplit
+import os
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
-from .decision import Answer, check_id
+import numpy.typing as npt
+
+from . import calls
+from .calls import Attempts, Call, Settings
+from .decision import Answer
 from .errors import Problem, Unreachable
-from .query import Query, encode
+from .query import Query
 
-_ANSWER_BYTES_MAX = 1 << 20
+T = TypeVar("T")
+
+_IDLE_MAX = 32
+_CHUNK_BYTES = 64 << 10
+# What a connection that the router has closed while it was idle raises.
+_STALE = (ConnectionError, ssl.SSLEOFError)
 
 
 class PointsmanClient:
     """Client of a router sidecar, which also logs decisions and rewards. Thread-safe.
 
+    It keeps connections open between calls; `close`, or `with`, closes them. It retries what can pass: no connection, and the
+    statuses 429, 502, 503 and 504. A retry carries the same request ID (or event ID), so that the router answers it with the
+    same decision and logs it once. A call takes at most `timeout_s`, retries and pauses included; `attempt_timeout_s` bounds
+    one attempt.
+
     It ignores the proxy settings of the environment and does not follow redirects, so the token reaches only the router.
-    It does not retry. To retry safely, call again with the same `request_id` (or `event_id`).
     """
 
-    def __init__(self, base_url: str, token: str | None = None, timeout_s: float = 2.0) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"base_url {base_url!r} is not valid: expected a URL such as http://127.0.0.1:9464")
-        if not (timeout_s > 0.0 and math.isfinite(timeout_s)):
-            raise ValueError(f"timeout_s = {timeout_s} is not valid: expected a positive number of seconds")
-        self._base_url = base_url.rstrip("/")
-        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
-        self._timeout_s = timeout_s
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+    def __init__(
+        self,
+        base_url: str,
+        token: str | None = None,
+        timeout_s: float = calls.TIMEOUT_S,
+        retries: int = calls.RETRIES,
+        attempt_timeout_s: float | None = None,
+    ) -> None:
+        self._settings = Settings(base_url, token, timeout_s, retries, attempt_timeout_s)
+        self._headers = self._settings.headers()
+        self._pool = _Pool(self._settings)
 
     def route(self, query: Query, request_id: str | None = None, space: str | None = None) -> Answer:
         """Choose a model for a query. The router logs the decision.
 
         The same `request_id` with the same query returns the same answer. The same `request_id` with another query raises
-        `Problem` with status 409.
+        `Problem` with status 409. Without a `request_id` the client generates one.
         """
-        body: dict[str, Any] = {"query": encode(query)}
-        if request_id is not None:
-            check_id("request_id", request_id)
-            body["request_id"] = request_id
-        if space is not None:
-            body["space"] = space
-        return _answer(self._post("/v1/route", body))
+        return self._send(calls.route(query, request_id, space))
+
+    def route_batch(
+        self,
+        queries: Sequence[Query] | npt.NDArray[Any],
+        request_ids: Sequence[str] | None = None,
+        space: str | None = None,
+    ) -> list[Answer]:
+        """Choose a model for each of up to 1,000 queries of one space, all or none. Return the answers in order."""
+        return self._send(calls.route_batch(queries, request_ids, space))
 
     def reward(self, request_id: str, reward: float, space: str | None = None, event_id: str | None = None) -> None:
         """Report the reward of a request. Rewards with the same `event_id` count once.
 
-        A reward outside of `reward.range` raises `Problem` with status 422 if the router is configured to reject it.
+        A reward outside of `reward.range` raises `Problem` with status 422 if the router is configured to reject it. Without
+        an `event_id` the client generates one.
         """
-        check_id("request_id", request_id)
-        if not math.isfinite(reward):
-            raise ValueError(f"reward = {reward} is not valid: expected a finite number")
-        body: dict[str, Any] = {"request_id": request_id, "reward": float(reward)}
-        if space is not None:
-            body["space"] = space
-        if event_id is not None:
-            check_id("event_id", event_id)
-            body["event_id"] = event_id
-        self._post("/v1/rewards", body)
+        self._send(calls.reward(request_id, reward, space, event_id))
 
-    def _post(self, path: str, body: dict[str, Any]) -> bytes:
-        data = json.dumps(body, allow_nan=False).encode()
-        request = urllib.request.Request(self._base_url + path, data, self._headers, method="POST")
-        try:
-            with self._opener.open(request, timeout=self._timeout_s) as response:
-                return bytes(response.read(_ANSWER_BYTES_MAX))
-        except urllib.error.HTTPError as error:
-            with error:
-                _raise_problem(error)
-        # Includes socket errors while the response is read, and responses that are not HTTP.
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise Unreachable(f"cannot reach the router at {self._base_url}: {reason or type(error).__name__}") from error
+    def close(self) -> None:
+        """Close idle connections. Later calls raise `RuntimeError`."""
+        self._pool.close()
 
+    def __enter__(self) -> PointsmanClient:
+        return self
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> None:
-        return None
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
+    def _send(self, call: Call[T]) -> T:
+        attempts = Attempts(self._settings)
+        while True:
+            try:
+                return self._attempt(call, attempts.timeout_s())
+            except (Unreachable, Problem) as error:
+                time.sleep(attempts.pause_s(error))
 
-def _answer(data: bytes) -> Answer:
-    try:
-        body = json.loads(data)
-        return Answer(
-            request_id=str(body["request_id"]),
-            space=str(body["space"]),
-            model=str(body["model"]),
-            propensity=float(body["propensity"]),
-            propensities={str(model): float(p) for model, p in body["propensities"].items()},
-            params_version=int(body["params_version"]),
-            params_epoch=int(body["params_epoch"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Problem(200, "OK", f"unexpected response, not from a Pointsman router: {error!r}") from None
+    def _attempt(self, call: Call[T], timeout_s: float) -> T:
+        while True:
+            connection, is_reused = self._pool.take(timeout_s)
+            try:
+                path = self._settings.parts.path + call.path
+                connection.request("POST", path, call.body, self._headers)
+                response = connection.getresponse()
+                data = _read(response)
+            except BaseException as error:
+                connection.close()
+                if is_reused and isinstance(error, _STALE):
+                    continue
+                if isinstance(error, (OSError, http.client.HTTPException)):
+                    raise self._settings.unreachable(error) from error
+                raise
+            if response.will_close:
+                connection.close()
+            else:
+                self._pool.put(connection)
+            return call.result(response.status, response.reason, response.headers.get("Retry-After"), data)
 
 
-def _raise_problem(error: urllib.error.HTTPError) -> NoReturn:
-    title, detail, field = error.reason, "", None
-    try:
-        text = error.read(_ANSWER_BYTES_MAX).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):
-        text = ""
-    try:
-        body = json.loads(text)
-        title, detail, field = body.get("title", title), body["detail"], body.get("field")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        detail = text.strip()[:200] or "no detail"
-    raise Problem(error.code, str(title), str(detail), field, _seconds(error.headers.get("Retry-After"))) from None
+class _Pool:
+    """Idle connections. A forked process opens its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._parts = settings.parts
+        self._tls = ssl.create_default_context() if self._parts.scheme == "https" else None
+        self._lock = threading.Lock()
+        self._idle: list[http.client.HTTPConnection] = []
+        self._owner = os.getpid()
+        self._is_closed = False
+
+    def take(self, timeout_s: float) -> tuple[http.client.HTTPConnection, bool]:
+        """Return a connection, and whether it has been used before."""
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("the client is closed: create another one")
+            if self._owner != os.getpid():
+                self._idle, self._owner = [], os.getpid()
+            connection = self._idle.pop() if self._idle else None
+        if connection is not None:
+            connection.sock.settimeout(timeout_s)
+            return connection, True
+        host, port = str(self._parts.hostname), self._parts.port
+        if self._tls is None:
+            return http.client.HTTPConnection(host, port, timeout=timeout_s), False
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls), False
+
+    def put(self, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection for the next call."""
+        with self._lock:
+            if not self._is_closed and self._owner == os.getpid() and len(self._idle) < _IDLE_MAX:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        with self._lock:
+            idle, self._idle, self._is_closed = self._idle, [], True
+        for connection in idle:
+            connection.close()
 
 
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text is not None and text.isascii() and text.isdigit() else None
+def _read(response: http.client.HTTPResponse) -> bytes:
+    """Return the body. Raises `HTTPException` if it breaks off or is too large."""
+    if response.length is not None and response.length <= calls.ANSWER_BYTES_MAX:
+        return response.read()
+    parts: list[bytes] = []
+    size = 0
+    while response.length is None:
+        part = response.read(_CHUNK_BYTES)
+        parts.append(part)
+        size += len(part)
+        if not part:
+            return b"".join(parts)
+        if size > calls.ANSWER_BYTES_MAX:
+            break
+    raise http.client.HTTPException(f"the answer has more than {calls.ANSWER_BYTES_MAX} bytes")

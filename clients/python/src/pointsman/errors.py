@@ -19,6 +19,10 @@ class BadRequestId(PointsmanError, ValueError):
     """A request ID or event ID is empty, too long or not valid Unicode."""
 
 
+class BadLog(PointsmanError, ValueError):
+    """A row cannot be written to a log."""
+
+
 class Unreachable(PointsmanError):
     """The router cannot be reached, or did not answer within the timeout."""
 

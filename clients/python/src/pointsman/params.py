@@ -152,7 +152,7 @@ class _Metadata:
 
     def name(self, key: str) -> str:
         name = self.text(key)
-        if not _NAME.fullmatch(name):
+        if not is_space_name(name):
             raise self.bad(key, f"{name!r} is not a name")
         return name
 
@@ -161,7 +161,7 @@ class _Metadata:
         if not isinstance(names, list) or not names:
             raise self.bad(key, "must list at least one model")
         for i, name in enumerate(names):
-            if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
+            if not isinstance(name, str) or not is_model_name(name):
                 raise self.bad(key, f"{name!r} is not a name")
             if name in names[:i]:
                 raise self.bad(key, f"{name} is listed twice")
@@ -189,6 +189,16 @@ class _Metadata:
         if not good:
             raise self.bad(key, "is not a distribution over the models")
         return tuple(float(p) for p in shares)
+
+
+def is_space_name(name: str) -> bool:
+    """Whether this may be the name of a space."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_model_name(name: str) -> bool:
+    """Whether this may be the name of a model."""
+    return _MODEL_NAME.fullmatch(name) is not None
 
 
 def _is_number(value: object) -> bool:

@@ -11,9 +11,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +27,8 @@ from .decision import Decision, check_id, random_id
 from .errors import BadParams
 from .params import Params
 from .query import Query, key_constants, query_key, unit
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_KEY: Final = b"pointsman"
 
@@ -66,6 +70,7 @@ class Router:
         # Replaced, never modified: each decision uses one consistent version.
         self._compiled = _Compiled(params)
         self._writer: Final = threading.Lock()
+        self._file: _ParamsFile | None = None
 
     @classmethod
     def from_bytes(cls, params: bytes, key: bytes = DEFAULT_KEY) -> Router:
@@ -73,15 +78,38 @@ class Router:
         return cls(Params.decode(params), key)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], key: bytes = DEFAULT_KEY) -> Router:
-        """Create a router from a parameters file."""
-        with open(path, "rb") as file:
-            return cls.from_bytes(file.read(), key)
+    def from_file(
+        cls, path: str | os.PathLike[str], key: bytes = DEFAULT_KEY, reload_s: float | None = 1.0
+    ) -> Router:
+        """Create a router from a parameters file, and reload the file when it is replaced.
+
+        A call looks at the file's status when `reload_s` seconds have passed since the last look, and the one that finds
+        another file reads it, while other threads route by the parameters they have. Older parameters are ignored. If the
+        file is invalid or missing, the router logs a warning and keeps its parameters. None: only `reload` reads the file.
+        """
+        if reload_s is not None and not reload_s >= 0.0:
+            raise ValueError(f"reload_s = {reload_s} is not valid: expected 0 or more seconds, or None")
+        file = _ParamsFile(path, reload_s)
+        router = cls.from_bytes(file.read_new() or b"", key)
+        router._file = file
+        return router
+
+    def reload(self) -> bool:
+        """Read the parameters file now if it was replaced. Return whether its parameters were newer.
+
+        Raises `OSError` or `BadParams` if they cannot be used; the router keeps the ones it has.
+        """
+        file = self._file
+        if file is None:
+            raise ValueError("the router has no parameters file: create it with Router.from_file, or use offer")
+        with file.lock:
+            data = file.read_new()
+            return data is not None and self.offer(data)
 
     @property
     def params(self) -> Params:
         """The current parameters."""
-        return self._compiled.params
+        return self._current().params
 
     def offer(self, params: bytes | Params) -> bool:
         """Apply parameters if they are newer than the current ones. Return whether they were. Never goes back."""
@@ -97,7 +125,7 @@ class Router:
 
     def route(self, query: Query, request_id: str | None = None) -> Decision:
         """Choose a model for a query. The same request ID draws the same model on every router with the same key."""
-        by = self._compiled
+        by = self._current()
         request_id = random_id() if request_id is None else request_id
         u = draw(self._key, by.params.space, request_id)
         core, propensities = by.distribution(by.scores(by.view(query)))
@@ -116,18 +144,18 @@ class Router:
 
     def scores(self, query: Query) -> dict[str, float]:
         """Return the score of each model."""
-        by = self._compiled
+        by = self._current()
         return dict(zip(by.params.models, by.scores(by.view(query))))
 
     def distribution(self, query: Query) -> Distribution:
         """Return the probability of each model."""
-        by = self._compiled
+        by = self._current()
         core, propensities = by.distribution(by.scores(by.view(query)))
         return Distribution(dict(zip(by.params.models, core)), dict(zip(by.params.models, propensities)))
 
     def explain(self, query: Query) -> dict[str, Explanation]:
         """Explain the score and the probability of each model."""
-        by = self._compiled
+        by = self._current()
         view = by.view(query)
         scores = by.scores(view)
         core, propensities = by.distribution(scores)
@@ -137,6 +165,64 @@ class Router:
             model: Explanation(scores[m], form.bias, linear[m], parts[m], core[m], propensities[m], corrections[m])
             for m, (model, form) in enumerate(zip(by.params.models, by.params.scores))
         }
+
+    def _current(self) -> _Compiled:
+        file = self._file
+        # A thread that does not get the lock routes by the present parameters.
+        if file is not None and file.is_due() and file.lock.acquire(blocking=False):
+            try:
+                self._follow(file)
+            finally:
+                file.lock.release()
+        return self._compiled
+
+    def _follow(self, file: _ParamsFile) -> None:
+        try:
+            data = file.read_new()
+            if data is not None:
+                self.offer(data)
+            problem = ""
+        except (OSError, BadParams) as error:
+            problem = str(error)
+        if problem and problem != file.problem:
+            version = self._compiled.params.version
+            _log.warning("cannot reload parameters from %s, keeping version %d: %s", file.path, version, problem)
+        file.problem = problem
+
+
+class _ParamsFile:
+    """A parameters file that is read again when it was replaced."""
+
+    def __init__(self, path: str | os.PathLike[str], reload_s: float | None) -> None:
+        self.path: Final = os.fspath(path)
+        self.lock: Final = threading.Lock()
+        """Held by the thread that reads the file."""
+        self.problem = ""
+        """Why the last read failed, to log it once."""
+        self._reload_s: Final = reload_s
+        self._look_at_s = 0.0
+        self._seen: tuple[int, ...] | None = None
+
+    def is_due(self) -> bool:
+        """Whether it is time to look at the file."""
+        return self._reload_s is not None and time.monotonic() >= self._look_at_s
+
+    def read_new(self) -> bytes | None:
+        """Return the contents, or None if it is the file that was read last."""
+        if self._reload_s is not None:
+            self._look_at_s = time.monotonic() + self._reload_s
+        if _identity(os.stat(self.path)) == self._seen:
+            return None
+        with open(self.path, "rb") as file:
+            # Of the open file: its path may name another one by now.
+            seen = _identity(os.fstat(file.fileno()))
+            data = file.read()
+        self._seen = seen
+        return data
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @dataclass(frozen=True, eq=False)
