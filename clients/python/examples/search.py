@@ -67,7 +67,8 @@ class Results(BaseModel):
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     url, token = os.environ.get("POINTSMAN_URL", "http://127.0.0.1:9464"), os.environ.get("POINTSMAN_TOKEN")
-    async with AsyncPointsmanClient(url, token, timeout_s=0.5) as client:
+    timeout_s = float(os.environ.get("POINTSMAN_TIMEOUT_S", "0.5"))
+    async with AsyncPointsmanClient(url, token, timeout_s) as client:
         app.state.pointsman = client
         yield
 

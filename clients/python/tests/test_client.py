@@ -66,18 +66,21 @@ class Waiting:
 
 Connect = Callable[..., Client]
 
+# A busy machine must not fail a test.
+PATIENT: dict[str, Any] = {"timeout_s": 30.0}
+
 
 @pytest.fixture(params=["sync", "asyncio"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
     with ExitStack() as stack:
         if request.param == "sync":
-            yield lambda *arguments, **named: stack.enter_context(PointsmanClient(*arguments, **named))
+            yield lambda *arguments, **named: stack.enter_context(PointsmanClient(*arguments, **{**PATIENT, **named}))
             return
         portal = stack.enter_context(anyio.from_thread.start_blocking_portal(request.param))
 
         def make(*arguments: Any, **named: Any) -> Client:
             async def client() -> AsyncPointsmanClient:
-                return AsyncPointsmanClient(*arguments, **named)
+                return AsyncPointsmanClient(*arguments, **{**PATIENT, **named})
 
             waiting = Waiting(portal, portal.call(client))
             stack.callback(waiting.close)
@@ -337,7 +340,7 @@ def test_what_cannot_pass_is_not_retried(connect: Connect, status: int) -> None:
 
 def test_no_retry_after_the_time_of_the_call(connect: Connect) -> None:
     with fake(503, {"detail": "wait"}, {"Retry-After": "60"}) as router, pytest.raises(Problem) as error:
-        connect(router.url, timeout_s=20.0).route([1.0])
+        connect(router.url).route([1.0])
     assert error.value.retry_after_s == 60.0 and len(router.seen) == 1
 
 
@@ -345,7 +348,7 @@ def test_an_attempt_that_hangs_is_retried(connect: Connect) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(Unreachable, match="timed out"):
-            connect(url, timeout_s=20.0, retries=2, attempt_timeout_s=0.05).route([1.0])
+            connect(url, retries=2, attempt_timeout_s=0.2).route([1.0])
         silent.setblocking(False)
         for _ in range(3):
             silent.accept()[0].close()
@@ -355,7 +358,7 @@ def test_an_attempt_that_hangs_is_retried(connect: Connect) -> None:
 
 def test_calls_from_many_threads(connect: Connect) -> None:
     with fake(200, DECISION) as router:
-        client = connect(router.url, timeout_s=20.0)
+        client = connect(router.url)
         threads = [threading.Thread(target=lambda: [client.route([1.0]) for _ in range(20)]) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -374,7 +377,7 @@ def test_a_base_url_may_have_a_path(connect: Connect) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork")  # the server's threads do not matter to the child
 def test_a_forked_process_opens_its_own_connection() -> None:
-    with fake(200, DECISION) as router, PointsmanClient(router.url) as client:
+    with fake(200, DECISION) as router, PointsmanClient(router.url, **PATIENT) as client:
         client.route([1.0])
         child = os.fork()
         if child == 0:

@@ -25,7 +25,7 @@ models = ["minilm", "bge"]
 def test_requests_are_decided_once(serve: Serve) -> None:
     service = serve(CONFIG)
     queries = np.eye(3, dtype=np.float32)
-    with PointsmanClient(service.url) as client:
+    with PointsmanClient(service.url, timeout_s=30.0) as client:
         first = client.route(queries[0], request_id="r-1")
         assert first.propensities == {"minilm": 0.5, "bge": 0.5} and first.model in first.propensities
         assert client.route(queries[0], request_id="r-1") == first
@@ -40,7 +40,7 @@ def test_requests_are_decided_once(serve: Serve) -> None:
         client.reward("r-2", 0.5)
 
     async def repeat() -> None:
-        async with AsyncPointsmanClient(service.url) as client:
+        async with AsyncPointsmanClient(service.url, timeout_s=30.0) as client:
             assert await client.route(queries[0], request_id="r-1") == first
             assert await client.route_batch(queries, request_ids=["r-1", "r-2", "r-3"]) == batch
             await client.reward("r-3", 0.0)
@@ -68,30 +68,33 @@ def test_tls(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     own.private_key_pem.write_to_path(tmp_path / "key.pem")
     own.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
-    tls = f'[http]\ntoken = "secret-secret-secret"\n[http.tls]\ncertificate = "{tmp_path}/certificate.pem"\nkey = "{tmp_path}/key.pem"\n'
-    url = serve(CONFIG + tls, free_url("https")).url
+    files = f'certificate = "{tmp_path}/certificate.pem"\nkey = "{tmp_path}/key.pem"\n'
+    config = f'{CONFIG}[http]\ntoken = "secret-secret-secret"\n[http.tls]\n{files}'
+    url = serve(config, free_url("https")).url
 
     async def route() -> str:
-        async with AsyncPointsmanClient(url, token="secret-secret-secret", retries=0) as client:
+        async with AsyncPointsmanClient(url, token="secret-secret-secret", timeout_s=30.0, retries=0) as client:
             await client.route([1.0, 0.0, 0.0])
             return (await client.route([1.0, 0.0, 0.0], request_id="r-2")).request_id
 
-    with PointsmanClient(url, retries=0) as client, pytest.raises(Unreachable, match="(?i)certificate.verify.failed"):
+    unverified = "(?i)certificate.verify.failed"
+    with PointsmanClient(url, timeout_s=30.0, retries=0) as client, pytest.raises(Unreachable, match=unverified):
         client.route([1.0, 0.0, 0.0])
-    with pytest.raises(Unreachable, match="(?i)certificate.verify.failed"):
+    with pytest.raises(Unreachable, match=unverified):
         anyio.run(route)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
     assert anyio.run(route) == "r-2"
-    with PointsmanClient(url, token="secret-secret-secret", retries=0) as client:
+    with PointsmanClient(url, token="secret-secret-secret", timeout_s=30.0, retries=0) as client:
         client.route([1.0, 0.0, 0.0])
         assert client.route([1.0, 0.0, 0.0], request_id="r-1").request_id == "r-1"
-    with PointsmanClient(url, retries=0) as client, pytest.raises(Problem, match="401"):
+    with PointsmanClient(url, timeout_s=30.0, retries=0) as client, pytest.raises(Problem, match="401"):
         client.route([1.0, 0.0, 0.0])
 
 
 def test_the_example(program: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     service = serve('[learner]\ndim = 64\nmodels = ["trigrams", "words"]\n[join]\non_missing = "default"\n')
     monkeypatch.setenv("POINTSMAN_URL", service.url)
+    monkeypatch.setenv("POINTSMAN_TIMEOUT_S", "30")
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
     import search
 
