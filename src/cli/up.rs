@@ -64,9 +64,6 @@ const DEMO_DIM: usize = 16;
 const DEMO_MODELS: [&str; 4] = ["minilm", "bge", "e5", "gte"];
 /// Mean delay of its rewards.
 const DEMO_DELAY_MS: f64 = 100.0;
-/// Interval of its snapshots, and how long the merge waits for events out of order, which this router does not write.
-const DEMO_SNAPSHOT_MS: u64 = 500;
-const DEMO_REORDER_MS: u64 = 200;
 const DEMO_SEED: u64 = 1;
 
 /// Runs the command.
@@ -85,7 +82,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     Ok(runtime.block_on(serve(args, &config, &settings, Router::new(key)))?)
 }
 
-/// The configuration of the demo: what is not configured is small, quick or temporary.
+/// The configuration of the demo: what is not configured is small or temporary.
 fn of_demo(config: &Config) -> Result<(Config, Option<TempDir>), Failure> {
     if config.transport.kind == TransportKind::Kafka {
         let mixed = "--demo with transport.kind = kafka would mix simulated events into the topics: use \
@@ -99,12 +96,6 @@ fn of_demo(config: &Config) -> Result<(Config, Option<TempDir>), Failure> {
     let learner = &mut config.learner;
     if (learner.dim, &learner.models) == (default.learner.dim, &default.learner.models) {
         (learner.dim, learner.models) = (DEMO_DIM, DEMO_MODELS.map(str::to_owned).to_vec());
-    }
-    if config.snapshot.every_ms == default.snapshot.every_ms {
-        config.snapshot.every_ms = DEMO_SNAPSHOT_MS;
-    }
-    if config.join.reorder_ms == default.join.reorder_ms {
-        config.join.reorder_ms = DEMO_REORDER_MS;
     }
     let (log, store) = (&mut config.transport.file.dir, &mut config.store.dir);
     let is_temporary = [*log == default.transport.file.dir, *store == default.store.dir];

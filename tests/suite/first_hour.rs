@@ -17,7 +17,9 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
 use crate::cli::{shown, terminal};
+use crate::sidecar::{Client, Process, free_port};
 use crate::size::sized;
+use crate::up::eventually;
 
 /// A search, the model that answered it, and what came of it.
 struct Search {
@@ -197,19 +199,44 @@ fn from_foreign_logs_to_a_verdict_and_a_running_loop() {
         let configured = policies.iter().find(|row| row["policy"] == "configured (hpg)").unwrap();
         assert!(configured["lift_range"]["low"].as_f64().unwrap() > 0.0, "{names:?}: {judged:#}");
 
-        let learned = json_of(dir, &["replay", "--params", "params"]);
+        let replay = ["replay", "--store", "data/store", "--keep-open", "--params", "data/log/params"];
+        let learned = json_of(dir, &replay);
         assert_eq!(
             (&learned["queries"], &learned["dead_letters"]),
             (&json!(number), &json!(0)),
             "{names:?}: {learned:#}"
         );
-        fs::write(dir.join("query.json"), json!(searches(1, false)[0].query).to_string()).unwrap();
-        let params = "params/default.safetensors";
-        let shares: Value =
-            serde_json::from_str(&succeed(dir, &["params", "score", "--params", params, "--query", "query.json"]))
-                .unwrap();
-        assert!(shares.to_string().contains(MODELS[0]), "{shares}");
+        run_from_there(dir, learned["version"].as_u64().unwrap());
     }
+}
+
+/// `up` routes by what was learned from the log, and requests with their rewards give new parameters.
+fn run_from_there(dir: &Path, version: u64) {
+    let port = free_port();
+    let listen = format!("http.listen=127.0.0.1:{port}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.args(["up", "--set", &listen]).current_dir(dir);
+    let up = Process::spawn(command, &dir.join("pointsman.toml"), &[]);
+    let client = Client::new(port);
+    client.await_status("/ready", 200);
+    let decide = |id: &str, search: &Search| {
+        let (status, decided) = client.json("/v1/route", &json!({"request_id": id, "query": search.query}));
+        assert_eq!(status, 200, "{decided}");
+        decided
+    };
+    let new = searches(20, false);
+    let first = decide("first", &new[0]);
+    assert_eq!(first["params_version"], version, "{first}");
+    let learned =
+        |client: &Client| client.get("/v1/status").unwrap().1["router"]["spaces"]["default"]["version"].as_u64();
+    for (i, search) in new.iter().enumerate() {
+        let id = format!("live-{i}");
+        decide(&id, search);
+        let status = client.json("/v1/rewards", &json!({"request_id": id, "reward": 1})).0;
+        assert_eq!(status, 202);
+    }
+    eventually("parameters that contain the new rewards", || learned(&client).filter(|now| *now > version));
+    up.terminate();
 }
 
 #[test]

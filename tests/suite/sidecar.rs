@@ -33,7 +33,7 @@ impl Process {
         Self::spawn(shell, config, arguments)
     }
 
-    fn spawn(mut command: Command, config: &Path, arguments: &[&str]) -> Self {
+    pub fn spawn(mut command: Command, config: &Path, arguments: &[&str]) -> Self {
         let log_path = config.with_extension("log");
         let log = fs::File::options().create(true).append(true).open(&log_path).unwrap();
         let child = command.args(arguments).arg("--config").arg(config).stderr(log).stdout(Stdio::null()).spawn();

@@ -17,7 +17,7 @@ use crate::sidecar::{Client, Process, events, free_port, write_config};
 const WORLD: &str =
     "[learner]\ndim = 2\nmodels = [\"a\", \"b\"]\n[snapshot]\nevery_ms = 100\n[join]\nreorder_ms = 50\n";
 
-fn eventually<T>(what: &str, found: impl Fn() -> Option<T>) -> T {
+pub fn eventually<T>(what: &str, found: impl Fn() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = found() {
