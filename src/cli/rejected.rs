@@ -66,7 +66,7 @@ pub fn conclude(reasons: &Reasons, counts: &Counts, dead_letters: Option<&Path>)
     check_usable(reasons, counts)?;
     if let Some(mut warning) = warning(reasons, counts) {
         warning[0] = format!("pointsman: warning: {}:", warning[0]);
-        warning.extend(dead_letters.map(|path| format!("  all are in {}", path.display())));
+        warning.extend(dead_letters.map(|path| format!("  recorded in {}", path.display())));
         output::report(&warning.iter().map(|line| escape(line)).collect::<Vec<_>>().join("\n"));
     }
     Ok(())

@@ -292,7 +292,12 @@ fn bad_events_become_dead_letters_with_their_place() {
     let future = reward("r1", 4_000_000_000_000);
     producer.send(BaseRecord::<str, str>::to(place.topic("rewards")).payload(&future).partition(0)).unwrap();
     producer.flush(WAIT).unwrap();
-    let summary = place.learn_once();
+    // Neither reward is usable, which is a failure, after everything else was done.
+    let output = place.run(&["learn", "--once", "--json"]);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(err.contains("none of the 2 rewards are usable"), "{err}");
+    let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1));
     assert_eq!((&summary["queries"], &summary["rewards"], &summary["dead_letters"]), (&json!(4), &json!(2), &json!(5)));
     let header = |message: &OwnedMessage, name: &str| {
         let headers = message.headers().unwrap();

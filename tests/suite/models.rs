@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use pointsman::router::{Params, ScoreForm};
 use serde_json::{Value, json};
 
-use crate::site::{Site, traffic};
+use crate::site::{Run, Site, traffic};
 
 const MODELS: [&str; 3] = ["a", "b", "c"];
 
@@ -208,12 +208,17 @@ fn logs_of_old_models_can_be_replayed() {
     let of_b = count(&queries, "b", |_| true);
     let replay = |set: &str| {
         let logs = ["--queries", "data/log/queries/1.jsonl", "--rewards", "data/log/rewards/1.jsonl"];
-        site.json(&[&["replay", "--json", "--set", "learner.models=[\"a\", \"c\"]", "--set", set][..], &logs].concat())
+        site.run(&[&["replay", "--json", "--set", "learner.models=[\"a\", \"c\"]", "--set", set][..], &logs].concat())
     };
-    let end = replay("learner.retired=[\"b\"]");
+    let summary = |run: &Run| serde_json::from_str::<Value>(&run.out).unwrap();
+    let run = replay("learner.retired=[\"b\"]");
+    assert_eq!(run.code, Some(0), "{}", run.err);
+    let end = summary(&run);
     assert_eq!((&end["retired"], &end["dead_letters"]), (&json!(of_b), &json!(0)));
     assert_balanced(&end);
     assert!(end["applied"].as_u64().unwrap() > 80);
     // Without it, b never existed, not even in propensities.
-    assert_eq!(replay("learner.retired=[]")["dead_letters"], 200);
+    let run = replay("learner.retired=[]");
+    assert_eq!((run.code, &summary(&run)["dead_letters"]), (Some(1), &json!(200)));
+    assert!(run.err.contains("none of the 200 queries are usable") && run.err.contains("unknown-model"), "{}", run.err);
 }

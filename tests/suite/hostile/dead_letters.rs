@@ -297,11 +297,13 @@ fn a_batch_that_cannot_be_decompressed_stops_with_its_offset_or_is_skipped() {
         let place = Place::new(brokers, SMALL);
         narrow(&place);
         let from = send_bombs(&place, 3);
+        // In lanes by partition the good events are not in the partition of their key.
+        let summary_of = if lanes == "one" { json_of } else { json_of_nothing };
         let lanes = format!("transport.kafka.lanes={lanes}");
         let text = place.fails(&["learn", "--once", "--set", &lanes]);
         let named = format!("cannot read {}/0 from offset {from} on", place.topic("queries"));
         assert!(text.contains(&named) && text.contains("--accept-gap"), "{text}");
-        let summary = json_of(&place.ok(&["learn", "--once", "--json", "--accept-gap", "--set", &lanes]));
+        let summary = summary_of(&place.run(&["learn", "--once", "--json", "--accept-gap", "--set", &lanes]));
         assert_eq!(summary["queries"], json!(21), "the batch counts as one: {summary}");
         let gaps: Vec<OwnedMessage> = place.messages("dead_letters");
         let gaps: Vec<&OwnedMessage> =
