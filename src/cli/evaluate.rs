@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::contestants::{CONFIGURED, contestants};
 use super::examples::LogArgs;
 use super::output::{outln, width};
-use super::panel::{Panel, Row};
+use super::panel::{Moment, Panel, Row};
 use super::warned::{self, Warned};
 use super::world::positive_number;
 use super::{Failure, outputs, summary};
@@ -324,7 +324,7 @@ fn page(log: &LogArgs, panel: &Panel, result: &Evaluation) -> Page {
 
 /// The lift of one candidate over time.
 fn band(panel: &Panel, candidate: usize, name: &str) -> Band {
-    let point = |(examples, lifts): &(u64, Vec<Option<(f64, Range)>>)| {
+    let point = |Moment { examples, lifts }: &Moment| {
         let (lift, Range { low, high }) = lifts.get(candidate).copied().flatten()?;
         Some((*examples as f64, [lift, low, high]))
     };

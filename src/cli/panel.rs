@@ -149,8 +149,8 @@ impl Panel {
         self.ratio.view(&self.models, alpha)
     }
 
-    /// The lifts over time: number of examples, then the lift of each candidate with its range, where it has one.
-    pub fn curve(&self) -> &[(u64, Vec<Option<(f64, Range)>>)] {
+    /// The lifts over time.
+    pub fn curve(&self) -> &[Moment] {
         &self.curve.points
     }
 }
@@ -174,7 +174,15 @@ impl Judged {
 #[derive(Default)]
 struct Curve {
     stride: u64,
-    points: Vec<(u64, Vec<Option<(f64, Range)>>)>,
+    points: Vec<Moment>,
+}
+
+/// The lifts after some examples.
+pub struct Moment {
+    /// Number of examples.
+    pub examples: u64,
+    /// The lift of each candidate and its range, where it has one.
+    pub lifts: Vec<Option<(f64, Range)>>,
 }
 
 const POINTS: usize = 100;
@@ -186,11 +194,11 @@ impl Curve {
 
     fn push(&mut self, examples: u64, lifts: Vec<Option<(f64, Range)>>) {
         self.stride = self.stride.max(1);
-        self.points.push((examples, lifts));
+        self.points.push(Moment { examples, lifts });
         if self.points.len() >= 2 * POINTS {
             self.stride *= 2;
             let stride = self.stride;
-            self.points.retain(|(examples, _)| examples.is_multiple_of(stride));
+            self.points.retain(|moment| moment.examples.is_multiple_of(stride));
         }
     }
 }

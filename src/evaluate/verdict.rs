@@ -219,11 +219,11 @@ impl Assessment {
     fn comparison(&self, candidate: usize, names: &Names) -> Comparison {
         let (policy, best) = (names.of(candidate), names.alone(self.best_alone));
         let Lift { value, range, over_any } = self.lifts[candidate];
-        let (lift, result) = match over_any {
-            Some(Range { low, high }) if low > 0.0 => (value.min(high), Finding::Pays),
-            Some(Range { low, high }) if high < 0.0 => (value.clamp(low, high), Finding::Loses),
-            Some(range) => (range.nearest(value), Finding::Undecided),
-            None => (value, Finding::Undecided),
+        let lift = over_any.map_or(value, |range| range.nearest(value));
+        let result = match over_any {
+            Some(range) if range.low > 0.0 => Finding::Pays,
+            Some(range) if range.high < 0.0 => Finding::Loses,
+            _ => Finding::Undecided,
         };
         let shown = |range: Option<Range>| {
             range.map_or_else(|| "none".to_owned(), |Range { low, high }| format!("{low:+.4} to {high:+.4}"))
@@ -324,3 +324,116 @@ pub fn cautious_values(alone: &[Estimate]) -> Option<Vec<f64>> {
 
 /// Examples of the mean that every model begins with.
 const CAUTION: f64 = 20.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evaluate::judge::Logged;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    const RARE: f64 = 0.004;
+
+    /// Two kinds of queries, each with a model that suits it, and a third model that is hardly ever played. Candidates: the
+    /// wrong model, almost always the first, and the right one. The log says `said` of what was played evenly.
+    fn assess(said: [f64; 3], examples: usize) -> (Assessments, Vec<Comparison>) {
+        let models = ["a", "b", "c"].map(|name| ModelName::try_from(name).unwrap());
+        let candidates = ["wrong", "nearly a", "right"].map(str::to_owned);
+        let names = Names { candidates: &candidates, models: &models };
+        let (mut judge, mut ratio) = (Judge::new(3, 3, 100_000), SampleRatio::new(3));
+        let mut generator = ChaCha8Rng::seed_from_u64(2);
+        for _ in 0..examples {
+            let [kind, draw, luck]: [f64; 3] = generator.random();
+            let kind = usize::from(kind < 0.45);
+            let model = if draw < RARE { 2 } else { usize::from(draw < 0.5) };
+            let reward = f64::from(u8::from(luck < if model == kind { 0.9 } else { 0.1 }));
+            let [right, wrong] =
+                [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]].map(|p| if kind == 0 { p } else { [p[1], p[0], p[2]] });
+            judge.see(
+                &Logged { propensities: &said, model, reward, predicted: &[0.4; 3] },
+                &[&wrong, &[0.97, 0.03, 0.0], &right],
+                None,
+            );
+            ratio.see(&said, model);
+        }
+        let assessed = Assessments::of(&judge, &ratio, &names, 0.05).unwrap();
+        let comparisons = assessed.comparisons(&names);
+        (assessed, comparisons)
+    }
+
+    #[test]
+    fn every_candidate_has_a_sentence_best_first() {
+        let (assessed, comparisons) = assess([0.5, 0.5 - RARE, RARE], 4000);
+        assert_eq!((assessed.contradiction, assessed.all.best_alone), (None, 0));
+        let results: Vec<(&str, Finding)> = comparisons.iter().map(|one| (one.policy.as_str(), one.result)).collect();
+        assert_eq!(
+            results,
+            [("right", Finding::Undecided), ("nearly a", Finding::Undecided), ("wrong", Finding::Loses)]
+        );
+        let [right, nearly, wrong] = [0, 1, 2].map(|i| comparisons[i].sentence.as_str());
+        let always = "more per request than always a, the best single model so far (range +0.";
+        assert!(right.starts_with("right earns 0.") && right.contains(always), "{right}");
+        assert!(
+            right.contains(
+                "but another model may earn more: it was played too rarely to tell (range over any model -0."
+            ),
+            "{right}"
+        );
+        assert!(
+            nearly.contains("so far, but the range -0.") && nearly.contains(" includes 0: undecided; more examples"),
+            "{nearly}"
+        );
+        assert!(
+            wrong.starts_with("wrong earns 0.")
+                && wrong.contains(" less per request than always a, ")
+                && wrong.ends_with("): routing does not pay."),
+            "{wrong}"
+        );
+        // Whatever is shown lies in its range.
+        for one in &comparisons {
+            assert!(one.range.is_some_and(|range| one.lift == Some(range.nearest(one.lift.unwrap()))), "{one:?}");
+        }
+    }
+
+    #[test]
+    fn a_log_that_contradicts_its_propensities_has_no_ranges() {
+        let (assessed, comparisons) = assess([0.1, 0.5, 0.4], 2000);
+        let Some(Contradiction::SampleRatio(share)) = &assessed.contradiction else { panic!("{assessed:?}") };
+        assert_eq!((share.model.as_str(), share.expected > 0.09), ("a", true));
+        let latest = assessed.latest.unwrap();
+        for stretch in [&assessed.all, &latest] {
+            assert!(stretch.candidates.iter().chain(&stretch.alone).all(|figures| figures.range.is_none()));
+            assert!(stretch.lifts.iter().all(|lift| lift.range.is_none() && lift.over_any.is_none()));
+        }
+        assert!(
+            comparisons
+                .iter()
+                .all(|one| one.result == Finding::Contradiction && one.sentence.starts_with("no verdict: "))
+        );
+    }
+
+    /// Propensities that are right on average and wrong for each query: only the bounds can tell.
+    #[test]
+    fn bounds_that_cross_are_a_contradiction() {
+        let models = ["a", "b"].map(|name| ModelName::try_from(name).unwrap());
+        let candidates = ["routed".to_owned()];
+        let names = Names { candidates: &candidates, models: &models };
+        let (mut judge, mut ratio) = (Judge::new(2, 1, 1000), SampleRatio::new(2));
+        for i in 0..2000 {
+            let model = i % 2;
+            let said = [[0.2, 0.8], [0.8, 0.2]][model];
+            let played = [[1.0, 0.0], [0.0, 1.0]][model];
+            judge.see(&Logged { propensities: &said, model, reward: 1.0, predicted: &[0.5; 2] }, &[&played], None);
+            ratio.see(&said, model);
+        }
+        assert!(!ratio.is_mismatch(0.05));
+        let assessed = Assessments::of(&judge, &ratio, &names, 0.05).unwrap();
+        let sentence = assessed.contradiction.as_ref().unwrap().sentence();
+        assert!(matches!(assessed.contradiction, Some(Contradiction::Crossing { low, high, .. }) if low > high));
+        let expected = "no verdict: the log contradicts its propensities: the lower bound of the value of routed, ";
+        assert!(
+            sentence.starts_with(expected) && sentence.contains("exceeds the upper bound, 1.0000; declare"),
+            "{sentence}"
+        );
+    }
+}
