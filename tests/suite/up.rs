@@ -274,7 +274,7 @@ fn what_cannot_start_says_why() {
 fn it_runs_on_what_init_wrote() {
     let dir = tempfile::tempdir().unwrap();
     let row = |i: usize| {
-        let (engine, clicked) = (["bge", "e5"][i % 2], u8::from(i % 3 == 0));
+        let (engine, clicked) = (["bge", "e5"][i % 2], u8::from(i.is_multiple_of(3)));
         let emb = [(i % 7) as f64 - 3.1, (i % 5) as f64 - 1.9, 0.5];
         json!({"search": format!("s-{i}"), "when": 1_731_700_000 + i, "emb": emb, "engine": engine, "clicked": clicked})
     };
