@@ -194,10 +194,15 @@ fn from_foreign_logs_to_a_verdict_and_a_running_loop() {
         // Nothing answers at http.listen yet.
         assert!(results.iter().filter(|result| **result != "ok").eq([&"warn"]), "{checks:#}");
 
-        let judged = json_of(dir, &["evaluate", "--algorithms", "configured"]);
-        let policies = judged["policies"].as_array().unwrap();
-        let configured = policies.iter().find(|row| row["policy"] == "configured (hpg)").unwrap();
-        assert!(configured["lift_range"]["low"].as_f64().unwrap() > 0.0, "{names:?}: {judged:#}");
+        let judged = json_of(dir, &["evaluate"]);
+        let best = &judged["verdicts"][0];
+        assert_eq!(
+            (&best["policy"], &best["result"]),
+            (&json!("hpg (configured)"), &json!("pays")),
+            "{names:?}: {judged:#}"
+        );
+        assert!(best["range"]["low"].as_f64().unwrap() > 0.0, "{judged:#}");
+        assert_eq!(judged["verdict"], best["sentence"]);
 
         let replay = ["replay", "--store", "data/store", "--keep-open", "--params", "data/log/params"];
         let learned = json_of(dir, &replay);

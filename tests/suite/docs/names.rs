@@ -228,8 +228,15 @@ fn with_sections(keys: BTreeSet<String>) -> BTreeSet<String> {
     let sections =
         |key: &String| -> Vec<String> { key.match_indices('.').map(|(at, _)| key[..at].to_owned()).collect() };
     let all: Vec<String> = keys.iter().flat_map(sections).collect();
-    let empty =
-        ["spaces", "transport.kafka.client", "learner.declared_propensities", "reward.values"].map(str::to_owned);
+    let empty = [
+        "spaces",
+        "transport.kafka.client",
+        "learner.declared_propensities",
+        "reward.values",
+        "events.query_fields",
+        "events.reward_fields",
+    ]
+    .map(str::to_owned);
     keys.into_iter().chain(all).chain(empty).collect()
 }
 

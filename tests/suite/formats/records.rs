@@ -362,6 +362,9 @@ fn settings_of_every_algorithm() {
         let prefix = format!("settings-{}-", kind.as_str().unwrap());
         let number = |file: &String| file.strip_prefix(&prefix)?.strip_suffix(".json")?.parse::<u32>().ok();
         let newest = files.iter().filter_map(number).max().unwrap_or(1);
+        let is_new = |golden: Vec<u8>| golden != present.as_bytes() && std::env::var_os("POINTSMAN_BLESS").is_some();
+        let found = fs::read(golden_dir().join(format!("{prefix}{newest}.json")));
+        let newest = newest + u32::from(found.is_ok_and(is_new));
         for version in 1..=newest {
             let file = format!("{prefix}{version}.json");
             let golden = golden(&file, present.as_bytes());
