@@ -89,7 +89,7 @@ impl Table {
                         @for row in &self.rows {
                             tr {
                                 @for (c, cell) in self.columns.iter().zip(self.cells(row)) {
-                                    td.num[c.is_right()] { (unbroken(&cell)) }
+                                    td.num[c.is_right()] { @if c.is_right() { (unbroken(&cell)) } @else { (cell) } }
                                 }
                             }
                         }
