@@ -338,6 +338,10 @@ fn write_field(out: &mut Vec<u8>, field: &Field, kind: Kind, is_nanos: bool) {
 fn invalid(error: ParquetError) -> io::Error {
     match error {
         ParquetError::External(error) => io::Error::new(io::ErrorKind::InvalidData, error),
+        ParquetError::General(text) if text.contains("Disabled feature") => io::Error::new(
+            io::ErrorKind::InvalidData,
+            "its compression is not supported: write it with snappy, gzip, zstd, lz4 or none",
+        ),
         other => io::Error::new(io::ErrorKind::InvalidData, format!("not a valid Parquet file: {other}")),
     }
 }
