@@ -166,7 +166,7 @@ fn check_logs(config: &Config, settings: &Settings) -> Vec<Check> {
                 Mark::Fail,
                 name,
                 format!("{error:#}"),
-                "correct section logs, or write it anew with `pointsman init`",
+                "correct section logs, or write it again with `pointsman init`",
             )),
             Err(_) => {}
         }
@@ -322,7 +322,7 @@ fn check_files(config: &Config, settings: &Settings) -> Vec<Check> {
             Mark::Fail,
             "parameters",
             format!("space {space}: {problem}"),
-            "route with the configuration that they were learned with, or learn anew into another directory",
+            "route with the configuration that they were learned with, or learn into another directory",
         ),
         None if published.is_empty() => {
             Check::ok("parameters", "none published yet; routers choose uniformly until then")

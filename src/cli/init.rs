@@ -153,13 +153,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         false => format!(" --config {}", args.out.display()),
     };
     outln!("\nWrote {}. Next:", args.out.display())?;
-    for (command, purpose) in [
-        ("doctor", "check it against the logs"),
-        ("evaluate", "does routing pay?"),
-        ("replay", "learn the history (--store, --keep-open), write what routers need (--params)"),
-        ("up", "learner, router and page in one process"),
+    let (store, params) = (config.store.dir.display(), config.transport.file.dir.join("params"));
+    let replay = format!("replay{option} --store {store} --keep-open --params {}", params.display());
+    for (purpose, command) in [
+        ("check it against the logs", format!("doctor{option}")),
+        ("does routing pay?", format!("evaluate{option}")),
+        ("learn the history, for the learner and for routers", replay),
+        ("learner, router and page in one process, from there on", format!("up{option}")),
     ] {
-        outln!("  {:<width$}  {purpose}", format!("pointsman {command}{option}"), width = 18 + option.len())?;
+        outln!("  pointsman {command}\n      {purpose}")?;
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ mod critic;
 mod dashboard;
 mod deploy;
 mod docs;
+mod doctor;
 mod evaluate;
 mod examples;
 mod failures;
