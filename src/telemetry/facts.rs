@@ -272,12 +272,14 @@ impl Facts {
         lock(&self.log).gaps
     }
 
-    /// Reports the sample-ratio tests of all spaces. Logged once per episode.
+    /// Reports the sample-ratio tests of all spaces. Logged once per episode, which ends when no evidence is left: near the threshold
+    /// evidence comes and goes.
     pub fn sample_ratios(&self, spaces: &BTreeMap<String, SpaceNews>) {
         let mut log = lock(&self.log);
         let of = |(space, news): (&String, &SpaceNews)| {
-            let ratio = news.sample_ratio.clone().filter(|ratio| ratio.mismatch)?;
-            Some((space.clone(), ratio))
+            let ratio = news.sample_ratio.clone()?;
+            let goes_on = log.mismatches.contains(space) && ratio.log_evidence > 0.0;
+            (ratio.mismatch || goes_on).then(|| (space.clone(), ratio))
         };
         let found: BTreeMap<String, SampleRatioView> = spaces.iter().filter_map(of).collect();
         for (space, ratio) in found.iter().filter(|(space, _)| !log.mismatches.contains(*space)) {
