@@ -32,14 +32,14 @@ const LOGS: &str =
     "[learner]\ndim = 2\nmodels = [\"a\", \"b\"]\n[logs]\nqueries = [\"q.jsonl\"]\nrewards = [\"r.jsonl\"]\n";
 
 fn write_logs(site: &Site, model: &str, rewarded: &str) {
-    let line = |i: u64, more: Value| {
-        let mut event = json!({"request_id": format!("r{i}"), "ts_ms": 1_700_000_000_000_u64 + i});
+    let line = |id: &str, i: u64, more: Value| {
+        let mut event = json!({"request_id": format!("{id}{i}"), "ts_ms": 1_700_000_000_000_u64 + i});
         event.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         format!("{event}\n")
     };
-    let query = |i| line(i, json!({"query": [1.0, i], "model": model, "propensities": {"a": 0.5, "b": 0.5}}));
+    let query = |i| line("r", i, json!({"query": [1.0, i], "model": model, "propensities": {"a": 0.5, "b": 0.5}}));
     fs::write(site.path("q.jsonl"), (0..50).map(query).collect::<String>()).unwrap();
-    let reward = |i| line(i, json!({"reward": 1})).replace("\"r", &format!("\"{rewarded}"));
+    let reward = |i| line(rewarded, i, json!({"reward": 1}));
     fs::write(site.path("r.jsonl"), (0..50).map(reward).collect::<String>()).unwrap();
 }
 
