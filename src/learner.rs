@@ -29,7 +29,7 @@ use crate::policy::linear_bandit::LinearBandit;
 use crate::policy::log_linear::LogLinear;
 use crate::policy::log_quadratic::LogQuadratic;
 use crate::policy::quadratic_sgd::QuadraticSgd;
-use crate::router::{Distribution, HeadTable, Policy, Sampling, ScoreForm};
+use crate::router::{Distribution, HeadTable, Outcomes, Policy, Sampling, ScoreForm};
 use crate::wire::envelope::Damaged;
 use crate::wire::records::Record;
 use crate::wire::records::learner::{AlgorithmRecord, GeneratorRecord, LearnerRecord, LessonRecord, RewardMeanRecord};
@@ -410,7 +410,8 @@ impl Trainer {
         let Floor { share, distribution } = self.floor();
         let Student { learner, book, .. } = &*self.caught_up();
         let (sampling, scores, head) = learner.play(book.version).exported(learner.score_forms(), learner.head_table());
-        Policy { sampling, floor: share, floor_distribution: distribution, scores, head }
+        let outcomes = Outcomes::default();
+        Policy { sampling, floor: share, floor_distribution: distribution, scores, head, outcomes }
     }
 
     /// The current quadratic parameters of each model; empty where the algorithm has none.

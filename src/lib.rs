@@ -66,6 +66,7 @@
 //! - [`event_time`]: the event time of a space, robust against a few wrong timestamps.
 //! - [`timestamp`]: times as text.
 //! - [`event`]: names, unit queries, examples. A value of these types is already validated.
+//! - [`eligible`]: which models may answer a request.
 //! - [`config`]: raw keys, and the validated settings made from them.
 //! - [`hpg`]: the paper's mathematics, with its notation table.
 //! - [`policy`]: the algorithms that HPG is compared with.
@@ -103,6 +104,7 @@
 pub mod cli;
 pub mod config;
 pub mod dead_letters;
+pub mod eligible;
 pub mod engine;
 pub mod evaluate;
 pub mod event;

@@ -7,6 +7,7 @@ use faer::linalg::matmul::matmul;
 use faer::{Accum, ColMut, ColRef, Mat, Par};
 
 use super::{Distribution, Params, Policy, ScoreForm, add};
+use crate::eligible::Eligible;
 use crate::event::{BadQuery, ModelName, Name, Query};
 use crate::query_key::QueryKeys;
 
@@ -87,9 +88,13 @@ impl Compiled {
 
     /// The distribution over models for a query, which need not be normalised.
     pub fn distribution(&self, query: &[f32]) -> Result<Distribution, BadQuery> {
-        let policy = &self.params.policy;
+        self.distribution_among(query, &Eligible::ALL)
+    }
+
+    /// The distribution over the eligible models for a query, which need not be normalised.
+    pub fn distribution_among(&self, query: &[f32], eligible: &Eligible) -> Result<Distribution, BadQuery> {
         let scores = self.scores(query)?;
-        Ok(Distribution::mix(policy.sampling.core(&scores), policy.floor, &policy.floor_distribution))
+        Ok(self.params.policy.distribution_of(scores, eligible))
     }
 
     /// The score of each model for a query, which need not be normalised.
@@ -105,6 +110,7 @@ impl Compiled {
             scores[model] += f64::from(part) * scale;
         }
         add(&mut scores, self.corrections(query, square));
+        self.params.policy.outcomes.charge(&mut scores);
         Ok(scores)
     }
 

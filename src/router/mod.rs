@@ -1,13 +1,15 @@
 //! Routing: parameters and a query in, a distribution over models out.
 //!
 //! ```text
-//! score_m(q) = bias_m + linear_m . q + sum_i eigenvalue_i (eigenvector_i . q)^2 + correction_m(q)
+//! score_m(q) = bias_m + linear_m . q + sum_i eigenvalue_i (eigenvector_i . q)^2 + correction_m(q) - sum_j price_j outcome_mj
 //! softmax      core = softmax(score)
 //! inverse gap  core_m = 1 / (M + g (max score - score_m)) for all but the best, the rest for the best
 //! p = (1 - floor) core + floor floor_distribution
 //! ```
 //!
-//! correction_m(q) comes from the [`HeadTable`] of frequent queries; it is zero for a query that is not in the table.
+//! correction_m(q) comes from the [`HeadTable`] of frequent queries; it is zero for a query that is not in the table. What
+//! models cost comes from the [`Outcomes`]. If only some models may answer ([`Eligible`]), core and floor_distribution are
+//! conditioned on them, with M the number of these.
 //!
 //! Learners export their policy in this one form, so a router does not depend on the learning algorithm.
 //!
@@ -18,6 +20,7 @@ mod compiled;
 mod draw;
 mod head;
 mod live;
+mod outcomes;
 mod recent;
 
 use serde::{Deserialize, Serialize};
@@ -26,8 +29,10 @@ pub use compiled::Compiled;
 pub use draw::{BadKey, DrawKey};
 pub use head::{BadHeadTable, HEAD_QUERIES_MAX, HeadTable};
 pub use live::{Answer, Router};
+pub use outcomes::{BadOutcomes, Outcomes};
 pub use recent::{Recent, RecentSpec};
 
+use crate::eligible::Eligible;
 use crate::event::{BadQuery, ModelName, Name, Query};
 use crate::query_key::QueryKey;
 
@@ -57,6 +62,15 @@ impl Sampling {
             Self::Softmax => softmax(scores),
             Self::InverseGap { gap } => inverse_gap(gap, scores),
         }
+    }
+
+    /// Turns scores into the distribution over the eligible models; no entry of these is zero, all others are.
+    pub fn turn_among(self, scores: &mut [f64], eligible: &Eligible) {
+        let Some(mask) = eligible.mask() else { return self.turn(scores) };
+        let mut among: Vec<f64> = scores.iter().zip(mask).filter(|(_, may)| **may).map(|(score, _)| *score).collect();
+        self.turn(&mut among);
+        let mut among = among.into_iter();
+        scores.iter_mut().zip(mask).for_each(|(p, may)| *p = if *may { among.next().unwrap_or_default() } else { 0.0 });
     }
 }
 
@@ -102,6 +116,8 @@ pub struct Policy {
     pub scores: Vec<ScoreForm>,
     /// Corrections of the scores of frequent queries.
     pub head: HeadTable,
+    /// What models cost besides their reward.
+    pub outcomes: Outcomes,
 }
 
 impl Policy {
@@ -115,7 +131,16 @@ impl Policy {
             floor_distribution: uniform(models),
             scores,
             head: HeadTable::default(),
+            outcomes: Outcomes::default(),
         }
+    }
+}
+
+impl Policy {
+    /// The distribution over the eligible models that belongs to scores.
+    fn distribution_of(&self, mut scores: Vec<f64>, eligible: &Eligible) -> Distribution {
+        self.sampling.turn_among(&mut scores, eligible);
+        Distribution::mix_among(scores, self.floor, &self.floor_distribution, eligible.clone())
     }
 }
 
@@ -152,13 +177,22 @@ pub struct Distribution {
     pub policy: Vec<f64>,
     /// The distribution that the model is drawn from: p.
     pub propensities: Vec<f64>,
+    /// The models that may answer; both distributions are conditioned on them.
+    pub eligible: Eligible,
 }
 
 impl Distribution {
     /// Mixes the floor into a core distribution.
     pub fn mix(policy: Vec<f64>, floor: f64, floor_distribution: &[f64]) -> Self {
         let propensities = policy.iter().zip(floor_distribution).map(|(p, f)| (1.0 - floor) * p + floor * f).collect();
-        Self { policy, propensities }
+        Self { policy, propensities, eligible: Eligible::ALL }
+    }
+
+    /// The same among the eligible models, for a core that is conditioned on them.
+    pub fn mix_among(policy: Vec<f64>, floor: f64, floor_distribution: &[f64], eligible: Eligible) -> Self {
+        let mut conditioned = floor_distribution.to_vec();
+        eligible.restrict(&mut conditioned);
+        Self { eligible, ..Self::mix(policy, floor, &conditioned) }
     }
 
     /// The model that a uniform draw `u` in 0..1 selects.
@@ -182,6 +216,7 @@ impl Params {
         query.check_dim(self.dim)?;
         let mut scores: Vec<f64> = self.policy.scores.iter().map(|form| form.score(query.as_slice())).collect();
         add(&mut scores, self.head(query));
+        self.policy.outcomes.charge(&mut scores);
         Ok(scores)
     }
 
@@ -193,9 +228,13 @@ impl Params {
 
     /// The distribution over models for a query.
     pub fn distribution(&self, query: &Query) -> Result<Distribution, BadQuery> {
-        let policy = &self.policy;
+        self.distribution_among(query, &Eligible::ALL)
+    }
+
+    /// The distribution over the eligible models for a query.
+    pub fn distribution_among(&self, query: &Query, eligible: &Eligible) -> Result<Distribution, BadQuery> {
         let scores = self.scores(query)?;
-        Ok(Distribution::mix(policy.sampling.core(&scores), policy.floor, &policy.floor_distribution))
+        Ok(self.policy.distribution_of(scores, eligible))
     }
 }
 

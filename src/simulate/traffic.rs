@@ -12,6 +12,7 @@ use rand_chacha::ChaCha8Rng;
 use super::World;
 use super::history::History;
 use super::run::COMPARATOR_NORM;
+use crate::eligible::Eligible;
 use crate::event::Query;
 use crate::learner::Decision;
 use crate::router::Distribution;
@@ -149,7 +150,7 @@ impl Traffic {
     /// The router has answered: a model, and what it was drawn from.
     pub fn answered(&mut self, ask: &Ask, model: usize, propensities: Vec<f64>, now_us: u64) {
         self.open = self.open.saturating_sub(1);
-        let distribution = Distribution { policy: propensities.clone(), propensities };
+        let distribution = Distribution { policy: propensities.clone(), propensities, eligible: Eligible::ALL };
         let decision = Decision { model, distribution };
         self.history.add(&ask.expected, &ask.best_scores, &decision);
         self.recent.add(&ask.expected, &ask.best_scores, &decision);

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::config::{DIM_MAX, MODELS_MAX, Settings};
 use crate::event::{ModelName, Name};
-use crate::router::{HEAD_QUERIES_MAX, HeadTable, Params, Policy, Sampling, ScoreForm, uniform};
+use crate::router::{HEAD_QUERIES_MAX, HeadTable, Outcomes, Params, Policy, Sampling, ScoreForm, uniform};
 
 const FORMAT: &str = "pointsman.params";
 /// The newest version that is read.
@@ -152,6 +152,7 @@ pub fn decode(bytes: &[u8]) -> Result<Params, BadParams> {
             floor_distribution: meta.floor_distribution(models.len())?,
             scores,
             head,
+            outcomes: Outcomes::default(),
         },
         models,
         dim,
@@ -401,6 +402,7 @@ mod tests {
                 floor_distribution: vec![0.5, 0.25, 0.25],
                 scores: vec![quadratic, linear, ScoreForm::default()],
                 head: HeadTable::default(),
+                outcomes: Outcomes::default(),
             },
         }
     }

@@ -17,7 +17,7 @@ use pointsman::event_time::EventTime;
 use pointsman::learner::Trainer;
 use pointsman::merge::{MergeState, Position};
 use pointsman::query_key::QueryKey;
-use pointsman::router::{HeadTable, Params, Policy, Sampling, ScoreForm};
+use pointsman::router::{HeadTable, Outcomes, Params, Policy, Sampling, ScoreForm};
 use pointsman::snapshot::{Audit, LaneHead, Publication, SharedHead, fingerprint};
 use pointsman::state::generations::difference;
 use pointsman::state::{LaneStore, Records, Retention};
@@ -555,6 +555,7 @@ fn routing_parameters() {
             floor_distribution: vec![0.75, 0.25],
             scores: vec![quadratic, linear],
             head: HeadTable::default(),
+            outcomes: Outcomes::default(),
         },
     };
     let bytes = golden("params-1.safetensors", &params::encode(&present));

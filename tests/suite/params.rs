@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use pointsman::event::{ModelName, Name};
-use pointsman::router::{HeadTable, Params, Policy, Sampling, ScoreForm, uniform};
+use pointsman::router::{HeadTable, Outcomes, Params, Policy, Sampling, ScoreForm, uniform};
 use pointsman::wire::params;
 use serde_json::{Value, json};
 
@@ -67,7 +67,14 @@ fn made(sampling: Sampling, floor: f64) -> Params {
         dim: 4,
         created_ms: 951_782_400_000,
         algorithm: "log-quadratic".to_owned(),
-        policy: Policy { sampling, floor, floor_distribution: uniform(5), scores, head: HeadTable::default() },
+        policy: Policy {
+            sampling,
+            floor,
+            floor_distribution: uniform(5),
+            scores,
+            head: HeadTable::default(),
+            outcomes: Outcomes::default(),
+        },
     }
 }
 

@@ -10,7 +10,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use pointsman::event::{ModelName, Name, Query};
 use pointsman::query_key::QueryKey;
-use pointsman::router::{ALWAYS, Compiled, DrawKey, HeadTable, Params, Policy, Router, Sampling, ScoreForm, uniform};
+use pointsman::router::{
+    ALWAYS, Compiled, DrawKey, HeadTable, Outcomes, Params, Policy, Router, Sampling, ScoreForm, uniform,
+};
 use pointsman::wire::params;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -193,7 +195,8 @@ fn cases() -> Vec<Case> {
     .enumerate()
     .map(|(i, (name, sampling, floor, floor_distribution, scores))| {
         let dim = scores.iter().map(dimension).max().filter(|&dim| dim > 0).unwrap_or(2);
-        let policy = Policy { sampling, floor, floor_distribution, scores, head: HeadTable::default() };
+        let head = HeadTable::default();
+        let policy = Policy { sampling, floor, floor_distribution, scores, head, outcomes: Outcomes::default() };
         case(&mut random, i, name, dim, policy, &[])
     })
     .collect()
@@ -215,7 +218,8 @@ fn head_cases() -> Vec<Case> {
         let mut keys: Vec<u64> = known.iter().map(|query| QueryKey::of(&Query::from_f32(query).unwrap()).0).collect();
         keys.sort_unstable();
         let head = HeadTable::new(models, keys, random.numbers(count * models, 2.0)).unwrap();
-        let policy = Policy { sampling, floor: 0.05 * i as f64, floor_distribution: uniform(models), scores, head };
+        let (floor, floor_distribution) = (0.05 * i as f64, uniform(models));
+        let policy = Policy { sampling, floor, floor_distribution, scores, head, outcomes: Outcomes::default() };
         case(&mut random, i, name, dim, policy, &known)
     };
     shapes.into_iter().enumerate().map(make).collect()
