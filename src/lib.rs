@@ -66,7 +66,7 @@
 //! - [`event_time`]: the event time of a space, robust against a few wrong timestamps.
 //! - [`timestamp`]: times as text.
 //! - [`event`]: names, unit queries, examples. A value of these types is already validated.
-//! - [`eligible`]: which models may answer a request.
+//! - [`feedback`]: what came of a decision. [`eligible`]: which models may answer a request.
 //! - [`config`]: raw keys, and the validated settings made from them.
 //! - [`hpg`]: the paper's mathematics, with its notation table.
 //! - [`policy`]: the algorithms that HPG is compared with.
@@ -113,6 +113,7 @@ pub mod event_time;
 pub mod failpoint;
 #[cfg(feature = "daemon")]
 pub mod fatal;
+pub mod feedback;
 #[cfg(feature = "daemon")]
 pub mod files;
 pub mod hpg;
