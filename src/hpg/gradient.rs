@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! c_m = w (r - b) (1[m = m_t] - pi_m)             G_m = -c_m q q'
+//! c_m = sum_j pi_j (r_j - b) (1[m = j] - pi_m)    if feedback names the rewards r_j of several models: no weight
 //! logged       pi: the policy with which the event was routed
 //! importance   pi: the current policy
 //! w = min(pi(m_t) / p(m_t), cap)                  p: the propensities, exploration floor mixed in
@@ -56,26 +57,42 @@ impl GradientSpec {
             Estimator::Importance => {
                 let mut current = vec![0.0; models];
                 scores(&mut current);
-                Cow::Owned(Sampling::Softmax.core(&current))
+                Sampling::Softmax.turn_among(&mut current, lesson.example.eligible());
+                Cow::Owned(current)
             }
         }
     }
 
     /// c_m of each model for a lesson, `policy` being pi.
     pub fn coefficients(&self, lesson: &Lesson, policy: &[f64], c: &mut Vec<f64>) {
+        let Some(reward) = lesson.example.only_reward() else {
+            return known_coefficients(&lesson.example, policy, lesson.mean_before, c);
+        };
         let baseline = match self.baseline {
             Baseline::None => 0.0,
             Baseline::Mean => lesson.mean_before,
         };
-        coefficients(&lesson.example, policy, baseline, self.weight_cap, c);
+        coefficients(&lesson.example, reward - baseline, policy, self.weight_cap, c);
+    }
+}
+
+/// c_m of each model where the rewards of several models are known; `mean` stands for the others, so that they change
+/// nothing.
+fn known_coefficients(example: &Example, policy: &[f64], mean: f64, c: &mut Vec<f64>) {
+    c.clear();
+    c.resize(policy.len(), 0.0);
+    for (model, reward) in example.rewards() {
+        let advantage = policy[model] * (reward - mean);
+        c.iter_mut().zip(policy).for_each(|(c, pi)| *c -= advantage * pi);
+        c[model] += advantage;
     }
 }
 
 /// c_m of each model for one example, `policy` being pi.
-pub fn coefficients(example: &Example, policy: &[f64], baseline: f64, cap: f64, c: &mut Vec<f64>) {
+fn coefficients(example: &Example, advantage: f64, policy: &[f64], cap: f64, c: &mut Vec<f64>) {
     let chosen = example.model();
     let weight = (policy[chosen] / example.propensities()[chosen]).min(cap);
-    let advantage = weight * (example.reward() - baseline);
+    let advantage = weight * advantage;
     c.clear();
     c.extend(policy.iter().enumerate().map(|(m, pi)| advantage * (f64::from(u8::from(m == chosen)) - pi)));
 }
@@ -104,7 +121,7 @@ mod tests {
             for m in 0..4 {
                 let query = Query::new([1.0]).unwrap();
                 let example = Example::new(query, m, propensities.clone(), Some(pi.clone()), rewards[m]).unwrap();
-                coefficients(&example, example.policy(), baseline, 10.0, &mut c);
+                coefficients(&example, rewards[m] - baseline, example.policy(), 10.0, &mut c);
                 for (sum, c) in expected.iter_mut().zip(&c) {
                     *sum += propensities[m] * c;
                 }
@@ -127,7 +144,7 @@ mod tests {
         let query = Query::new([1.0]).unwrap();
         let example = Example::new(query, 0, vec![0.01, 0.99], None, 1.0).unwrap();
         let mut c = Vec::new();
-        coefficients(&example, &[0.9, 0.1], 0.0, 10.0, &mut c);
+        coefficients(&example, 1.0, &[0.9, 0.1], 10.0, &mut c);
         assert!((c[0] - 1.0).abs() < 1e-12 && (c[1] + 1.0).abs() < 1e-12, "{c:?}");
     }
 }

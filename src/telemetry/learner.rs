@@ -75,6 +75,8 @@ pub struct SpaceNews {
     pub counts: Counts,
     /// Sum of the rewards learned from.
     pub reward_sum: f64,
+    /// Number of these rewards.
+    pub rewarded: u64,
     /// Estimated lift of the current policy over the best single model, if known.
     pub lift: Option<Lift>,
     /// All estimates: over all and over recent examples, of every evaluated policy.
@@ -177,12 +179,14 @@ impl SpaceNews {
     fn add(&mut self, tally: &Tally<'_>) {
         self.version += tally.version;
         self.counts += tally.counts;
-        self.reward_sum += tally.reward_sum;
+        let (sum, number) = tally.rewards;
+        self.reward_sum += sum;
+        self.rewarded += number;
     }
 
     /// Mean of the rewards learned from.
     pub fn mean_reward(&self) -> f64 {
-        if self.counts.applied == 0 { 0.0 } else { self.reward_sum / self.counts.applied as f64 }
+        if self.rewarded == 0 { 0.0 } else { self.reward_sum / self.rewarded as f64 }
     }
 }
 
@@ -232,6 +236,7 @@ struct Point {
 struct SpacePoint {
     applied: u64,
     reward_sum: f64,
+    rewarded: u64,
     lift: Option<[f64; 3]>,
     traffic: Vec<u64>,
 }
@@ -432,6 +437,7 @@ impl SpacePoint {
         Self {
             applied: news.counts.applied,
             reward_sum: news.reward_sum,
+            rewarded: news.rewarded,
             lift: news.lift.as_ref().and_then(Lift::ranged),
             traffic: log.examples.get(name).cloned().unwrap_or_default(),
         }
@@ -693,7 +699,7 @@ mod tests {
         let mut news = News::default();
         for i in 0..spaces {
             let counts = Counts { applied: 10, ..Counts::default() };
-            let space = SpaceNews { version: 10, counts, reward_sum: 5.0, ..SpaceNews::default() };
+            let space = SpaceNews { version: 10, counts, reward_sum: 5.0, rewarded: 10, ..SpaceNews::default() };
             news.spaces.insert(format!("space-{i:04}"), space);
         }
         news
@@ -762,7 +768,7 @@ mod tests {
             for model in (0..number).flat_map(|model| [model; 2]) {
                 let (space, request_id) = (space(i), String::new());
                 let (latency_ms, rewarded_ms, example) = (Some(40), Some(1040), None);
-                let applied = Applied { space, request_id, model, reward: 1.0, latency_ms, rewarded_ms, example };
+                let applied = Applied { space, request_id, model, reward: Some(1.0), latency_ms, rewarded_ms, example };
                 status.facts.learned(&[applied], Duration::from_millis(1));
             }
         }

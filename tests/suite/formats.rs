@@ -175,7 +175,7 @@ fn teach(trainer: &mut Trainer, examples: std::ops::Range<i32>) {
 /// Compares two learners by what they do: counters, parameters, and how they continue.
 fn check_alike(name: &str, mut found: Trainer, mut expected: Trainer) {
     let close = |found: &Trainer, expected: &Trainer| {
-        let figures = |trainer: &Trainer| (trainer.version(), trainer.learned(), trainer.reward_sum().to_bits());
+        let figures = |trainer: &Trainer| (trainer.version(), trainer.learned(), trainer.rewards().0.to_bits());
         assert_eq!(figures(found), figures(expected), "{name}");
         let query = Query::new([0.3, -0.1, 0.8, 0.2]).unwrap();
         // Older versions have no paired differences, so the guard starts its evidence over and may mix otherwise.
