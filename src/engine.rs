@@ -33,9 +33,9 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::config::{MissingPropensities, Settings, Spec};
 use crate::dead_letters::{Bucket, Recording};
+use crate::eligible::Eligible;
 use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
 use crate::evaluate::worth::WorthView;
-use crate::eligible::Eligible;
 use crate::event::{Example, ModelName, Name, Preference, Query};
 use crate::feedback::Feedback;
 use crate::hpg::spectra::Eigen;
@@ -1253,9 +1253,10 @@ impl Space {
             let place = |name: &ModelName| spec.models.iter().position(|known| known == name);
             let mut others: Vec<(usize, f64)> =
                 more.rewards.iter().filter_map(|(name, reward)| Some((place(name)?, *reward))).collect();
-            let preference = more.preference.as_ref().and_then(|(preferred, over)| {
-                Some(Preference { preferred: place(preferred)?, over: place(over)? })
-            });
+            let preference = more
+                .preference
+                .as_ref()
+                .and_then(|(preferred, over)| Some(Preference { preferred: place(preferred)?, over: place(over)? }));
             if failed {
                 self.learned_mut().add_failure(model);
             }
@@ -1665,7 +1666,15 @@ mod tests {
         let (space, request_id, rewarded_ms) = (Name::default_space(), "r".to_owned(), Some(2));
         assert_eq!(
             applied,
-            [Applied { space, request_id, model: 1, reward: Some(0.0), latency_ms: Some(1), rewarded_ms, example: None }],
+            [Applied {
+                space,
+                request_id,
+                model: 1,
+                reward: Some(0.0),
+                latency_ms: Some(1),
+                rewarded_ms,
+                example: None
+            }],
             "-3 is clipped"
         );
     }

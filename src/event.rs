@@ -550,7 +550,8 @@ mod tests {
         assert_eq!(good().with_others(vec![(2, 0.5)]), Err(BadExample::Model(2)));
         assert!(good().with_others(vec![(1, 1.5)]).is_err());
         assert_eq!(good().with_preference(Preference { preferred: 1, over: 1 }), Err(BadExample::Twice(1)));
-        let rich = good().among(Eligible::only(vec![true, false]).unwrap()).unwrap().with_others(vec![(1, 0.25)]).unwrap();
+        let rich =
+            good().among(Eligible::only(vec![true, false]).unwrap()).unwrap().with_others(vec![(1, 0.25)]).unwrap();
         let rich = rich.with_preference(Preference { preferred: 1, over: 0 }).unwrap();
         assert_eq!(rich.rewards().collect::<Vec<_>>(), [(0, 1.0), (1, 0.25)]);
         assert_eq!(Example::from_record(rich.record()), Some(rich));

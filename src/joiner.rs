@@ -1625,7 +1625,9 @@ mod tests {
         let (mut sound_head, mut sound) = (head.clone(), all());
         swap(&mut sound_head, &mut sound, vec![RewardRecord { identity: 1, ..reward.clone() }, reward.clone()]);
         assert!(Joiner::restore(sound_head, sound).is_ok());
-        refused(&|head, records| swap(head, records, vec![reward.clone(), RewardRecord { identity: 1, ..reward.clone() }]));
+        refused(&|head, records| {
+            swap(head, records, vec![reward.clone(), RewardRecord { identity: 1, ..reward.clone() }])
+        });
         refused(&|head, records| swap(head, records, vec![reward.clone(), reward.clone()]));
         refused(&|head, records| swap(head, records, vec![RewardRecord { reward: Some(f64::NAN), ..reward.clone() }]));
         refused(&|head, records| {

@@ -15,6 +15,7 @@ use rand_chacha::ChaCha8Rng;
 use thiserror::Error;
 
 use crate::config::{Method, Spec};
+use crate::eligible::Eligible;
 use crate::evaluate::sample_ratio::SampleRatio;
 use crate::evaluate::worth::{Floor, Outlook, Scratch, Worth, WorthView};
 use crate::event::{BadExample, BadQuery, Example, ModelName, Query};
@@ -31,7 +32,6 @@ use crate::policy::linear_bandit::LinearBandit;
 use crate::policy::log_linear::LogLinear;
 use crate::policy::log_quadratic::LogQuadratic;
 use crate::policy::quadratic_sgd::QuadraticSgd;
-use crate::eligible::Eligible;
 use crate::router::{Distribution, HeadTable, Outcomes, Policy, Sampling, ScoreForm};
 use crate::wire::envelope::Damaged;
 use crate::wire::records::Record;
@@ -499,7 +499,8 @@ impl Trainer {
         let Floor { share, distribution } = self.floor();
         let Student { learner, book, .. } = &*self.caught_up();
         let (sampling, scores, head) = learner.play(book.version).exported(learner.score_forms(), learner.head_table());
-        let outcomes = learner.steepness().map_or_else(Outcomes::default, |steepness| self.objective.outcomes(steepness));
+        let outcomes =
+            learner.steepness().map_or_else(Outcomes::default, |steepness| self.objective.outcomes(steepness));
         Policy { sampling, floor: share, floor_distribution: distribution, scores, head, outcomes }
     }
 

@@ -292,7 +292,13 @@ impl Objective {
     }
 
     /// Corrects a charge by the outcomes that arrived with the feedback.
-    pub fn settle(&mut self, model: usize, charged: &[(String, f64)], outcomes: &BTreeMap<String, f64>, is_partial: bool) {
+    pub fn settle(
+        &mut self,
+        model: usize,
+        charged: &[(String, f64)],
+        outcomes: &BTreeMap<String, f64>,
+        is_partial: bool,
+    ) {
         for (spec, outcome) in self.spec.outcomes.iter().zip(&mut self.outcomes) {
             let Some(&value) = outcomes.get(&spec.name) else { continue };
             outcome.observed[model].add(value, KEEP_OBSERVED);
@@ -339,7 +345,8 @@ impl Objective {
     /// What routers subtract from scores of this steepness.
     pub fn outcomes(&self, steepness: f64) -> Outcomes {
         let names = self.spec.outcomes.iter().map(|spec| spec.name.clone()).collect();
-        let prices = (0..self.outcomes.len()).map(|j| self.price(j) + steepness * self.spec.outcomes[j].weight).collect();
+        let prices =
+            (0..self.outcomes.len()).map(|j| self.price(j) + steepness * self.spec.outcomes[j].weight).collect();
         let of_model = |m| (0..self.outcomes.len()).map(move |j| self.expected(j, m) as f32);
         let expected = (0..self.models.len()).flat_map(of_model).collect();
         Outcomes::new(self.models.len(), names, prices, expected).unwrap_or_default()
@@ -547,8 +554,7 @@ mod tests {
     #[test]
     fn charges_are_corrected_by_what_arrives() {
         let mut objective = Objective::new(spec(Some(1.0), 0.0, None), models());
-        let charge =
-            Charge { model: 1, played: None, policy: None, age: Some(0), examples: 0, is_partial: false };
+        let charge = Charge { model: 1, played: None, policy: None, age: Some(0), examples: 0, is_partial: false };
         let charged = objective.charge(charge, &BTreeMap::new());
         assert_eq!(charged, [("cost".to_owned(), 1.0)]);
         let late = BTreeMap::from([("cost".to_owned(), 3.0)]);

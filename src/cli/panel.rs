@@ -5,10 +5,10 @@ use anyhow::anyhow;
 
 use super::contestants::Contestant;
 use crate::config::{Algorithm, LearnerConfig, Spec};
+use crate::eligible::Eligible;
 use crate::evaluate::judge::{Estimate, Judge, Logged, Range};
 use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
 use crate::evaluate::verdict::{Assessments, Names};
-use crate::eligible::Eligible;
 use crate::event::{Example, ModelName};
 use crate::learner::Trainer;
 use crate::router::{Params, uniform};
@@ -168,7 +168,8 @@ impl Judged {
         Ok(match self {
             Self::Logged => example.propensities().to_vec(),
             Self::Params { params, places } => {
-                let may = |(m, place): (usize, &Option<usize>)| place.map(|place| (place, example.eligible().allows(m)));
+                let may =
+                    |(m, place): (usize, &Option<usize>)| place.map(|place| (place, example.eligible().allows(m)));
                 let mut mask = vec![false; params.models.len()];
                 places.iter().enumerate().filter_map(may).for_each(|(place, may)| mask[place] = may);
                 match Eligible::only(mask) {

@@ -64,7 +64,8 @@ impl ObjectiveConfig {
     /// Checks the models of all outcomes against those that learners have.
     pub fn check_models<'a>(&self, specs: impl Iterator<Item = &'a Spec> + Clone) -> Result<(), BadSetting> {
         for (name, outcome) in &self.outcomes {
-            let is_known = |model: &&String| specs.clone().any(|spec| spec.models.iter().any(|m| m.as_str() == **model));
+            let is_known =
+                |model: &&String| specs.clone().any(|spec| spec.models.iter().any(|m| m.as_str() == **model));
             if let Some(unknown) = outcome.models.keys().find(|model| !is_known(model)) {
                 let key = format!("objective.outcomes.{name}.models");
                 let problem = format!("{key}: {unknown} is not one of learner.models");
@@ -118,7 +119,8 @@ impl OutcomeConfig {
         if let Some(budget) = self.budget
             && (low < 0.0 || !(budget > 0.0 && budget <= high))
         {
-            let allowed = "must be above 0 and at most the upper end of the range, whose lower end must not be negative";
+            let allowed =
+                "must be above 0 and at most the upper end of the range, whose lower end must not be negative";
             return Err(wrong("budget", budget.to_string(), allowed));
         }
         let model = |(model, value): (&String, &f64)| match ModelName::try_from(model.as_str()) {

@@ -506,7 +506,8 @@ mod tests {
             let (kind, model, reward) = world.next(logged);
             let right = [[1.0, 0.0], [0.0, 1.0]][kind];
             let wrong = [[0.0, 1.0], [1.0, 0.0]][kind];
-            let event = Logged { propensities: &logged, model, reward, predicted: &[0.5, 0.4], eligible: &Eligible::ALL };
+            let event =
+                Logged { propensities: &logged, model, reward, predicted: &[0.5, 0.4], eligible: &Eligible::ALL };
             judge.see(&event, &[&right, &wrong, &logged], None);
             each(&judge);
         }
@@ -567,7 +568,13 @@ mod tests {
         for propensity in [f64::MIN_POSITIVE * f64::EPSILON, 1e-300, 1e-9, 0.5] {
             let propensities = [propensity, 1.0 - propensity];
             for reward in [0.0, 1.0] {
-                let event = Logged { propensities: &propensities, model: 0, reward, predicted: &[0.5; 2], eligible: &Eligible::ALL };
+                let event = Logged {
+                    propensities: &propensities,
+                    model: 0,
+                    reward,
+                    predicted: &[0.5; 2],
+                    eligible: &Eligible::ALL,
+                };
                 judge.see(&event, &[&[1.0, 0.0]], None);
             }
         }
@@ -618,8 +625,16 @@ mod tests {
         for _ in 0..5000 {
             let (kind, model, reward) = world.next(logged);
             let predicted = REWARDS[kind];
-            told.see(&Logged { propensities: &logged, model, reward, predicted: &predicted, eligible: &Eligible::ALL }, &[&[0.1, 0.9]], None);
-            untold.see(&Logged { propensities: &logged, model, reward, predicted: &[0.0; 2], eligible: &Eligible::ALL }, &[&[0.1, 0.9]], None);
+            told.see(
+                &Logged { propensities: &logged, model, reward, predicted: &predicted, eligible: &Eligible::ALL },
+                &[&[0.1, 0.9]],
+                None,
+            );
+            untold.see(
+                &Logged { propensities: &logged, model, reward, predicted: &[0.0; 2], eligible: &Eligible::ALL },
+                &[&[0.1, 0.9]],
+                None,
+            );
         }
         let deviation = |judge: &Judge| judge.all()[0].doubly_robust_deviation();
         assert!(deviation(&told) < 0.85 * deviation(&untold), "{} {}", deviation(&told), deviation(&untold));
@@ -639,7 +654,8 @@ mod tests {
                 // Always the second model is worth 0.4: 0.1 less than one incumbent, as much as the other.
                 let second = [0.0, 1.0];
                 let right = [[1.0, 0.0], [0.0, 1.0]][kind];
-                let event = Logged { propensities: &logged, model, reward, predicted: &[0.5, 0.4], eligible: &Eligible::ALL };
+                let event =
+                    Logged { propensities: &logged, model, reward, predicted: &[0.5, 0.4], eligible: &Eligible::ALL };
                 judge.see(&event, &[&second, &right], Some(incumbent));
                 judge.is_incumbent_beaten(policy, 0.0, 0.1)
             })

@@ -424,7 +424,11 @@ mod tests {
             let model = i % 2;
             let said = [[0.2, 0.8], [0.8, 0.2]][model];
             let played = [[1.0, 0.0], [0.0, 1.0]][model];
-            judge.see(&Logged { propensities: &said, model, reward: 1.0, predicted: &[0.5; 2], eligible: &Eligible::ALL }, &[&played], None);
+            judge.see(
+                &Logged { propensities: &said, model, reward: 1.0, predicted: &[0.5; 2], eligible: &Eligible::ALL },
+                &[&played],
+                None,
+            );
             ratio.see(&said, model);
         }
         assert!(!ratio.is_mismatch(0.05));

@@ -65,14 +65,14 @@ impl GradientSpec {
 
     /// c_m of each model for a lesson, `policy` being pi.
     pub fn coefficients(&self, lesson: &Lesson, policy: &[f64], c: &mut Vec<f64>) {
-        let Some(reward) = lesson.example.only_reward() else {
+        if lesson.example.only_reward().is_none() {
             return known_coefficients(&lesson.example, policy, lesson.mean_before, c);
-        };
+        }
         let baseline = match self.baseline {
             Baseline::None => 0.0,
             Baseline::Mean => lesson.mean_before,
         };
-        coefficients(&lesson.example, reward - baseline, policy, self.weight_cap, c);
+        coefficients(&lesson.example, policy, baseline, self.weight_cap, c);
     }
 }
 
@@ -88,11 +88,11 @@ fn known_coefficients(example: &Example, policy: &[f64], mean: f64, c: &mut Vec<
     }
 }
 
-/// c_m of each model for one example, `policy` being pi.
-fn coefficients(example: &Example, advantage: f64, policy: &[f64], cap: f64, c: &mut Vec<f64>) {
+/// c_m of each model for one example with a reward, `policy` being pi.
+pub fn coefficients(example: &Example, policy: &[f64], baseline: f64, cap: f64, c: &mut Vec<f64>) {
     let chosen = example.model();
     let weight = (policy[chosen] / example.propensities()[chosen]).min(cap);
-    let advantage = weight * advantage;
+    let advantage = weight * (example.reward().unwrap_or(baseline) - baseline);
     c.clear();
     c.extend(policy.iter().enumerate().map(|(m, pi)| advantage * (f64::from(u8::from(m == chosen)) - pi)));
 }
@@ -121,7 +121,7 @@ mod tests {
             for m in 0..4 {
                 let query = Query::new([1.0]).unwrap();
                 let example = Example::new(query, m, propensities.clone(), Some(pi.clone()), rewards[m]).unwrap();
-                coefficients(&example, rewards[m] - baseline, example.policy(), 10.0, &mut c);
+                coefficients(&example, example.policy(), baseline, 10.0, &mut c);
                 for (sum, c) in expected.iter_mut().zip(&c) {
                     *sum += propensities[m] * c;
                 }
@@ -139,12 +139,34 @@ mod tests {
         }
     }
 
+    /// With the rewards of all models known, one example gives the whole gradient, whatever was chosen and whatever the mean.
+    #[test]
+    fn full_information_is_the_expected_gradient() {
+        let (pi, rewards) = ([0.1, 0.2, 0.3, 0.4], [0.9, 0.2, 0.6, 0.0]);
+        let query = Query::new([1.0]).unwrap();
+        let example = Example::new(query, 2, vec![0.25; 4], Some(pi.to_vec()), rewards[2]).unwrap();
+        let example = example.with_others(vec![(0, 0.9), (1, 0.2), (3, 0.0)]).unwrap();
+        let value: f64 = pi.iter().zip(&rewards).map(|(p, r)| p * r).sum();
+        for mean in [0.0, 0.4] {
+            let mut c = Vec::new();
+            known_coefficients(&example, &pi, mean, &mut c);
+            for m in 0..4 {
+                assert!((c[m] - pi[m] * (rewards[m] - value)).abs() < 1e-12, "{c:?}");
+            }
+        }
+        // What is not known changes nothing on the whole.
+        let example = Example::new(Query::new([1.0]).unwrap(), 2, vec![0.25; 4], None, 0.4).unwrap();
+        let mut c = Vec::new();
+        known_coefficients(&example, &pi, 0.4, &mut c);
+        assert_eq!(c, [0.0; 4]);
+    }
+
     #[test]
     fn weights_are_capped() {
         let query = Query::new([1.0]).unwrap();
         let example = Example::new(query, 0, vec![0.01, 0.99], None, 1.0).unwrap();
         let mut c = Vec::new();
-        coefficients(&example, 1.0, &[0.9, 0.1], 10.0, &mut c);
+        coefficients(&example, &[0.9, 0.1], 0.0, 10.0, &mut c);
         assert!((c[0] - 1.0).abs() < 1e-12 && (c[1] + 1.0).abs() < 1e-12, "{c:?}");
     }
 }

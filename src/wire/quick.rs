@@ -97,32 +97,38 @@ pub struct Found {
 impl Plan {
     /// For query events with outcomes at these places; none if fields lie within each other.
     pub fn of_queries(fields: &Fields, outcomes: &[String]) -> Option<Self> {
-        Self::of(outcomes, &[
-            (&fields.request_id, Field::RequestId),
-            (&fields.space, Field::Space),
-            (&fields.ts_ms, Field::Time),
-            (&fields.query, Field::Query),
-            (&fields.model, Field::Model),
-            (&fields.propensities, Field::Propensities),
-            (&fields.propensity, Field::Propensity),
-            (&fields.policy, Field::Policy),
-            (&fields.params_version, Field::Version),
-        ])
+        Self::of(
+            outcomes,
+            &[
+                (&fields.request_id, Field::RequestId),
+                (&fields.space, Field::Space),
+                (&fields.ts_ms, Field::Time),
+                (&fields.query, Field::Query),
+                (&fields.model, Field::Model),
+                (&fields.propensities, Field::Propensities),
+                (&fields.propensity, Field::Propensity),
+                (&fields.policy, Field::Policy),
+                (&fields.params_version, Field::Version),
+            ],
+        )
     }
 
     /// For reward events with outcomes at these places; none if fields lie within each other.
     pub fn of_rewards(fields: &Fields, outcomes: &[String]) -> Option<Self> {
-        Self::of(outcomes, &[
-            (&fields.request_id, Field::RequestId),
-            (&fields.space, Field::Space),
-            (&fields.ts_ms, Field::Time),
-            (&fields.reward, Field::Reward),
-            (&fields.event_id, Field::EventId),
-            (&fields.failed, Field::Failed),
-            (&fields.rewards, Field::Rewards),
-            (&fields.preferred, Field::Preferred),
-            (&fields.over, Field::Over),
-        ])
+        Self::of(
+            outcomes,
+            &[
+                (&fields.request_id, Field::RequestId),
+                (&fields.space, Field::Space),
+                (&fields.ts_ms, Field::Time),
+                (&fields.reward, Field::Reward),
+                (&fields.event_id, Field::EventId),
+                (&fields.failed, Field::Failed),
+                (&fields.rewards, Field::Rewards),
+                (&fields.preferred, Field::Preferred),
+                (&fields.over, Field::Over),
+            ],
+        )
     }
 
     fn of(outcomes: &[String], fields: &[(&String, Field)]) -> Option<Self> {

@@ -378,7 +378,11 @@ fn is_ever_wrong(seed: u64, events: usize, alpha: f64) -> bool {
         };
         let reward = f64::from(u8::from(luck < REWARDS[kind][model]));
         let other = [[0.8, 0.1, 0.1], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]][kind];
-        judge.see(&Logged { propensities: &played, model, reward, predicted: &[0.4; 3], eligible: &Eligible::ALL }, &[&played, &other], None);
+        judge.see(
+            &Logged { propensities: &played, model, reward, predicted: &[0.4; 3], eligible: &Eligible::ALL },
+            &[&played, &other],
+            None,
+        );
         sums[kind][model] += reward;
         counts[kind][model] += 1.0;
         for (truth, policy) in truth.iter_mut().zip([played, other]) {

@@ -162,8 +162,7 @@ impl<D: SavedDecision> From<RequestRecordV2<D::Old>> for RequestRecord<D> {
 
 impl<D: SavedDecision> From<PendingRecordV2<D::Old>> for PendingRecord<D> {
     fn from(old: PendingRecordV2<D::Old>) -> Self {
-        let query =
-            old.query.map(|QueryRecord { ts_ms, decision }| QueryRecord { ts_ms, decision: decision.into() });
+        let query = old.query.map(|QueryRecord { ts_ms, decision }| QueryRecord { ts_ms, decision: decision.into() });
         let reward = |RewardRecordV2 { identity, ts_ms, reward, arrival }| {
             let Feedback { reward, more } = Feedback::reward(reward);
             RewardRecord { identity, ts_ms, reward, more, arrival }

@@ -4,11 +4,11 @@
 
 use serde::Deserialize;
 
+use super::objective::ObjectiveRecord;
 use super::value::{
     BoundRecord, EstimateRecord, EvaluationRecord, ModelRewardsRecord, PolicyValueRecord, SampleRatioRecord,
     SharesRecord, WeightsRecord,
 };
-use super::objective::ObjectiveRecord;
 use super::{AlgorithmRecord, ExampleRecord, GeneratorRecord, LearnerRecord, LessonRecord, RewardMeanRecord};
 use crate::wire::envelope::{Damaged, decode};
 
