@@ -1239,6 +1239,7 @@ impl Config {
         }
         within("transport.file.poll_ms", self.transport.file.poll_ms, 1, 60_000)?;
         self.transport.kafka.check()?;
+        let learner = self.learner.check()?;
         let objective = self.objective.check()?;
         let with_objective = |spec: Spec| spec.with_objective(&objective);
         let spaces: BTreeMap<Name, Spec> = self
@@ -1249,7 +1250,7 @@ impl Config {
                 Ok((name, with_objective(spec)?))
             })
             .collect::<Result<_, _>>()?;
-        let learner = with_objective(self.learner.check()?)?;
+        let learner = with_objective(learner)?;
         self.objective.check_models(std::iter::once(&learner).chain(spaces.values()))?;
         let events = EventsSpec { outcomes: self.objective.fields(), ..self.events.check(&self.reward)? };
         Ok(Settings {

@@ -562,7 +562,7 @@ impl Engine {
                 let value = record.map(|record| record.map(DecisionRecord::from).seal());
                 changes.push((keys::request(name, request_id), value));
             });
-            if let Some(trainer) = space.trainer.as_ref().filter(|trainer| !space.is_blank || trainer.has_charged()) {
+            if let Some(trainer) = space.trainer.as_ref().filter(|trainer| !space.is_blank || trainer.charges() > 0) {
                 changes.push((keys::learner(name), Some(trainer.save())));
             }
             let key = if space.is_waiting() { keys::lobby(name) } else { keys::space(name) };
@@ -833,6 +833,11 @@ impl Engine {
             (_, 0) => 0.0,
             (sum, number) => sum / number as f64,
         }
+    }
+
+    /// Number of decisions that a space was charged for.
+    pub fn charges(&self, space: &Name) -> u64 {
+        self.trainer(space).map_or(0, Trainer::charges)
     }
 
     /// What a space was charged; `None` if only the reward counts.

@@ -455,9 +455,9 @@ impl Trainer {
         self.objective.view(self.caught_up().learner.steepness().unwrap_or(1.0))
     }
 
-    /// Whether its state is more than its examples: something was charged.
-    pub fn has_charged(&self) -> bool {
-        self.objective.has_charged()
+    /// Number of decisions that were charged.
+    pub fn charges(&self) -> u64 {
+        self.objective.charges()
     }
 
     /// The learning part, with no deferred examples.
