@@ -443,13 +443,18 @@ impl Numbers {
             price: self.next(),
             debt: -self.next(),
             variance: self.fading(),
-            age: self.fading(),
             requests: 70_000,
             spent: self.next(),
             recent: self.fading(),
         };
         let (played, alone) = (self.fading(), vec![self.fading(), self.fading()]);
-        ObjectiveRecord { outcomes: vec![outcome], floor: FloorRecord { relief: self.next(), played, alone } }
+        ObjectiveRecord {
+            outcomes: vec![outcome],
+            floor: FloorRecord { relief: self.next(), played, alone },
+            examples: 70_001,
+            examples_per_charge: self.fading(),
+            age: self.fading(),
+        }
     }
 
     fn policy_value(&mut self, pays: bool) -> PolicyValueRecord {

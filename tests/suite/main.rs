@@ -14,6 +14,7 @@ mod doctor;
 mod evaluate;
 mod examples;
 mod failures;
+mod feedback;
 mod first_hour;
 mod fleet;
 mod formats;
