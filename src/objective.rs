@@ -476,7 +476,9 @@ impl Objective {
 impl Delay {
     /// a: the share of a violation that one request corrects.
     fn pace(&mut self, charge: &Charge) -> f64 {
-        let learned = charge.examples.saturating_sub(self.examples);
+        // What was learned before the first charge is no rate.
+        let is_first = self.examples_per_charge.weight == 0.0;
+        let learned = if is_first { 1 } else { charge.examples.saturating_sub(self.examples) };
         self.examples = charge.examples;
         self.examples_per_charge.add(learned as f64, KEEP_RATE);
         let rate = self.examples_per_charge.mean().unwrap_or(1.0).max(RATE_MIN);
