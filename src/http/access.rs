@@ -42,7 +42,8 @@ fn needed(path: &str) -> Option<&'static [Role]> {
         "/v1/route" | "/v1/route:batch" => Some(&[Role::Route]),
         "/v1/explain" => Some(&[Role::Route, Role::Read]),
         "/v1/rewards" => Some(&[Role::Reward]),
-        "/v1/status" | "/v1/events" | "/metrics" => Some(&[Role::Read]),
+        "/v1/status" | "/v1/models" | "/v1/events" | "/metrics" => Some(&[Role::Read]),
+        // Among them the paths that change or copy the state of the process: only an admin may use these.
         _ if path.starts_with("/v1/") => Some(&[]),
         _ => None,
     }

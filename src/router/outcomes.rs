@@ -1,5 +1,11 @@
 //! What models cost besides their reward, as routers hold it: expected outcomes per model, and their prices.
 
+/// Largest number of priced outcomes.
+pub const OUTCOMES_MAX: usize = 64;
+
+/// Longest name of an outcome, in bytes.
+pub const OUTCOME_NAME_BYTES_MAX: usize = 64;
+
 /// Expected outcomes of each model and their prices, in units of the score. Without names there are none.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outcomes {
