@@ -376,7 +376,7 @@ fn assert_usable(trainer: &mut Trainer) {
         let distribution = trainer.distribution(&query).unwrap();
         assert!((distribution.propensities.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{distribution:?}");
         let decision = trainer.decide(&query).unwrap();
-        let Distribution { propensities, policy } = decision.distribution;
+        let Distribution { propensities, policy, .. } = decision.distribution;
         let example = Example::new(query.clone(), decision.model, propensities, Some(policy), 1.0).unwrap();
         trainer.learn(example).unwrap();
     }
