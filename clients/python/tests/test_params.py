@@ -22,6 +22,47 @@ def headed(
     return made(tensors, format_version=version)
 
 
+def priced(
+    version: int = 2,
+    without: tuple[str, ...] = (),
+    outcomes: str = '["cost", "latency_ms"]',
+    prices: str = "[2.0, 0.01]",
+) -> bytes:
+    """Parameters whose model a costs money."""
+    tensors = {"a.bias": np.array([1.0], F32), "a.outcomes": np.array([0.5, 0.0], F32)}
+    return made(tensors, without, format_version=version, outcomes=outcomes, **{"lambda": prices})
+
+
+def test_outcomes_take_their_price_from_the_scores() -> None:
+    router = Router.from_bytes(priced())
+    outcomes = router.params.outcomes
+    assert outcomes is not None and (outcomes.names, outcomes.prices) == (("cost", "latency_ms"), (2.0, 0.01))
+    assert outcomes.expected.tolist() == [[0.5, 0.0], [0.0, 0.0]]
+    assert router.scores([3.0, 4.0]) == {"a": 0.0, "b": 0.0}
+    assert router.explain([3.0, 4.0])["a"].charge == 1.0
+    assert Params.decode(made()).outcomes is None
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (priced(version=1), "outcomes: needs format_version 2, but it is 1"),
+        (priced(without=("lambda",)), "metadata lambda: missing, but there is outcomes"),
+        (priced(without=("outcomes",)), "metadata outcomes: missing, but there is lambda"),
+        (priced(without=("outcomes", "lambda")), "missing, but there is tensor a.outcomes"),
+        (priced(outcomes="[]"), "must list 1 to 64 names"),
+        (priced(outcomes='["cost", ""]'), "names must have 1 to 64 bytes"),
+        (priced(outcomes='["cost", "cost"]'), "cost is listed twice"),
+        (priced(prices="[1.0]"), "must list 2 prices"),
+        (priced(prices="[1.0, NaN]"), "not a finite number"),
+        (priced(outcomes='["cost"]', prices="[1.0]"), r"shape \[2\] does not match F32 \[1\]"),
+    ],
+)
+def test_bad_outcomes(data: bytes, problem: str) -> None:
+    with pytest.raises(BadParams, match=problem):
+        Params.decode(data)
+
+
 def test_an_empty_head_table_is_none() -> None:
     assert Params.decode(headed(keys=(), shape=(0, 2))).head is None
     assert Params.decode(headed()).head is not None

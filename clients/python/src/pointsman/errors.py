@@ -15,10 +15,6 @@ class BadQuery(PointsmanError, ValueError):
     """The query vector is invalid."""
 
 
-class BadModels(PointsmanError, ValueError):
-    """Models were named that do not exist, or none is left that may answer."""
-
-
 class BadRequestId(PointsmanError, ValueError):
     """A request ID, draw key or event ID is empty, too long or not valid Unicode."""
 
