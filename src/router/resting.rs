@@ -213,6 +213,13 @@ mod tests {
         (Resting::new(RestingSpec { failures_max: 3, cooldown_ms: 100 }), Name::default_space(), models)
     }
 
+    /// Three failures in a row.
+    fn fail(resting: &mut Resting, model: &ModelName, now_ms: u64) {
+        for _ in 0..3 {
+            resting.fail(&Name::default_space(), model, now_ms);
+        }
+    }
+
     fn may_answer(resting: &Resting, allowed: [bool; 3], now_ms: u64) -> [bool; 3] {
         let (_, space, models) = self::resting();
         let mut may_answer = allowed;
@@ -258,7 +265,7 @@ mod tests {
     fn rests_from_failures_never_leave_no_model() {
         let (mut resting, space, [a, b, c]) = resting();
         for model in [&a, &b] {
-            (0..3).for_each(|_| drop(resting.fail(&space, model, 0)));
+            fail(&mut resting, model, 0);
         }
         assert_eq!(may_answer(&resting, ALL, 50), [false, false, true]);
         assert_eq!(may_answer(&resting, [true, true, false], 50), [true, true, false]);
@@ -280,13 +287,13 @@ mod tests {
             (RestReason::Operator, Some(rest), None)
         );
         let forever = resting.rest(&space, &a, None, 60);
-        (0..3).for_each(|_| drop(resting.fail(&space, &a, 60)));
+        fail(&mut resting, &a, 60);
         assert_eq!(resting.of(&space, &a, 70), Some(forever), "the operator's rest is shown first");
         assert!(resting.expire(1000).is_empty(), "it still rests");
         assert_eq!(resting.all(2000), [(space.clone(), a.clone(), forever)]);
         assert_eq!(resting.wake(&space, &a, 3000), Some(forever));
         assert_eq!((resting.failures(&space, &a), resting.wake(&space, &a, 3000)), (0, None));
-        (0..3).for_each(|_| drop(resting.fail(&space, &a, 4000)));
+        fail(&mut resting, &a, 4000);
         assert!(resting.wake(&space, &a, 4001).is_some() && resting.spaces.is_empty());
     }
 

@@ -176,7 +176,8 @@ fn a_draw_key_keeps_the_model_and_a_repeat_must_be_the_same_request() {
     };
     // 20 draws of three equal models are alike once in 10^9; the draws are the same in every run.
     assert_eq!(models(None).len(), 3);
-    let of_sessions: Vec<BTreeSet<String>> = ["s-1", "s-6", "s-7", "s-8", "s-9", "s-10", "s-11", "s-12"].map(|key| models(Some(key))).to_vec();
+    let of_sessions: Vec<BTreeSet<String>> =
+        ["s-1", "s-6", "s-7", "s-8", "s-9", "s-10", "s-11", "s-12"].map(|key| models(Some(key))).to_vec();
     assert!(of_sessions.iter().all(|models| models.len() == 1), "{of_sessions:?}");
     assert!(of_sessions.iter().flatten().collect::<BTreeSet<_>>().len() > 1, "{of_sessions:?}");
     // By the key alone: as a request with this ID.
