@@ -56,14 +56,14 @@ pub(super) async fn rest(
         let rest = lock(&sidecar.resting).rest(&space, model, for_ms, now_ms);
         tracing::info!(%space, %model, until_ms = rest.until_ms, "an operator rests the model");
     } else if let Some(rest) = lock(&sidecar.resting).wake(&space, model, now_ms) {
-        tell_woken(&space, model, rest);
+        log_woken(&space, model, rest);
     }
     let mut shown = sidecar.model(&space, model, now_ms);
     shown["space"] = json!(space);
     Ok(json_response(&shown))
 }
 
-fn tell_woken(space: &Name, model: &ModelName, rest: Rest) {
+fn log_woken(space: &Name, model: &ModelName, rest: Rest) {
     tracing::info!(%space, %model, reason = rest.reason.name(), "the model no longer rests");
 }
 
@@ -175,7 +175,7 @@ impl Sidecar {
     /// Logs the end of rests.
     pub(super) fn end_rests(&self) {
         for (space, model, rest) in lock(&self.resting).expire(now_ms()) {
-            tell_woken(&space, &model, rest);
+            log_woken(&space, &model, rest);
         }
     }
 

@@ -324,9 +324,9 @@ impl Metrics {
         let failures = "Decisions whose model did not answer, by space and model";
         sheet.counters("failures", failures, labelled(&counts.failures, &spaces));
         let rests = resting.iter().enumerate().map(|(i, (space, model, reason))| {
-            let is_told = i < MODELS_MAX && spaces.iter().take(SPACES_MAX).any(|by| by.space() == space);
-            let space = if is_told { space.as_str() } else { OTHER }.to_owned();
-            let model = if is_told { model.as_str() } else { OTHER }.to_owned();
+            let is_named = i < MODELS_MAX && spaces.iter().take(SPACES_MAX).any(|by| by.space() == space);
+            let space = if is_named { space.as_str() } else { OTHER }.to_owned();
+            let model = if is_named { model.as_str() } else { OTHER }.to_owned();
             (RestLabels { space, model, reason: reason.name() }, 1_u64)
         });
         let about = "Models that rest, by space, model and reason";

@@ -20,6 +20,7 @@ PROGRAM = ROOT / "target" / "debug" / "pointsman"
 GOLDEN = ROOT / "tests" / "golden"
 PARAMS_FILE = GOLDEN / "formats" / "params-1.safetensors"
 PARAMS_FILE_2 = GOLDEN / "formats" / "params-2.safetensors"
+PARAMS_FILE_2_OUTCOMES = GOLDEN / "formats" / "params-2-outcomes.safetensors"
 
 
 @dataclass

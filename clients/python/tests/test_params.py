@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from pointsman import BadParams, Params, Router
 
-from .shared import PARAMS_FILE, PARAMS_FILE_2, made
+from .shared import PARAMS_FILE, PARAMS_FILE_2, PARAMS_FILE_2_OUTCOMES, made
 
 F32 = np.float32
 
@@ -98,7 +98,13 @@ def test_what_is_absent_is_zero() -> None:
     assert Router(params).scores([3.0, 4.0]) == {"a": 1.0, "b": 0.0}
 
 
-@pytest.mark.parametrize("path", [PARAMS_FILE, PARAMS_FILE_2])
+def test_the_golden_file_with_outcomes() -> None:
+    router, without = Router.from_file(PARAMS_FILE_2_OUTCOMES), Router.from_file(PARAMS_FILE)
+    scores, plain = router.scores([3.0, 4.0, 0.0]), without.scores([3.0, 4.0, 0.0])
+    assert {model: plain[model] - scores[model] for model in plain} == pytest.approx({"bge": 4.0, "mini.lm": 0.0})
+
+
+@pytest.mark.parametrize("path", [PARAMS_FILE, PARAMS_FILE_2, PARAMS_FILE_2_OUTCOMES])
 def test_every_cut_is_told(path: Path) -> None:
     data = path.read_bytes()
     for end in range(len(data)):
