@@ -213,8 +213,9 @@ impl Worth {
         if example.has_stated_propensities() {
             self.ratio.see(example.propensities(), example.model());
         }
+        let Some(reward) = example.reward() else { return };
         if let Some(outlook) = outlook {
-            self.judge(example, outlook, scratch);
+            self.judge(example, reward, outlook, scratch);
             let events = self.judge.events();
             let looks = events.is_multiple_of(LOOK_EVERY) || events.is_power_of_two();
             if let Some(guard) = spec.guard.filter(|_| looks) {
@@ -222,10 +223,10 @@ impl Worth {
             }
         }
         let earned = &mut self.earned[example.model()];
-        *earned = (earned.0 + example.reward(), earned.1 + 1);
+        *earned = (earned.0 + reward, earned.1 + 1);
     }
 
-    fn judge(&mut self, example: &Example, outlook: Outlook, scratch: &mut Scratch) {
+    fn judge(&mut self, example: &Example, reward: f64, outlook: Outlook, scratch: &mut Scratch) {
         let Scratch { predicted, alike } = scratch;
         match outlook.predicted {
             Some(rewards) => {
@@ -234,12 +235,15 @@ impl Worth {
             }
             None => self.predict(predicted),
         }
+        alike.clear();
         alike.resize(predicted.len(), 1.0 / predicted.len() as f64);
+        example.eligible().restrict(alike);
         let event = Logged {
             propensities: example.propensities(),
             model: example.model(),
-            reward: example.reward(),
+            reward,
             predicted,
+            eligible: example.eligible(),
         };
         let mut played: [&[f64]; POLICIES] = [&[]; POLICIES];
         (played[LOGGED], played[LEARNED], played[UNIFORM]) = (example.propensities(), outlook.policy, alike);

@@ -390,3 +390,37 @@ fn rewards_say_more_than_a_number() {
     let fields: Vec<&String> = logged[5].as_object().unwrap().keys().collect();
     assert_eq!(fields, ["outcomes", "request_id", "reward", "space", "ts_ms"], "only what was said");
 }
+
+/// What the router writes of restricted decisions and richer feedback is no dead letter for the learner.
+#[test]
+fn the_learner_reads_what_the_router_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let more = "[objective.outcomes.cost]\nrange = [0.0, 1.0]\nweight = -1.0\n";
+    let (route, client) = start(dir.path(), more);
+    let cases = [
+        (json!({"models": ["e5"]}), json!({"failed": true})),
+        (json!({"exclude": ["e5"]}), json!({"reward": 1, "outcomes": {"cost": 0.5}})),
+        (json!({"draw_key": "s-1"}), json!({"rewards": {"minilm": 0, "e5": 1}})),
+        (json!({"models": ["e5", "minilm"]}), json!({"preferred": "e5", "over": "minilm"})),
+        (json!({}), json!({"reward": 0})),
+    ];
+    for (i, (choice, said)) in cases.iter().enumerate() {
+        let mut body = json!({"request_id": format!("r-{i}"), "query": [1, i]});
+        body.as_object_mut().unwrap().extend(choice.as_object().unwrap().clone());
+        assert_eq!(client.json("/v1/route", &body).0, 200, "{body}");
+        say(&client, &format!("r-{i}"), said.clone());
+    }
+    route.terminate();
+    let log = |side: &str| {
+        let mut paths =
+            std::fs::read_dir(dir.path().join("log").join(side)).unwrap().map(|entry| entry.unwrap().path());
+        paths.next().unwrap()
+    };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.current_dir(dir.path()).args(["replay", "--json", "--config", "pointsman.toml", "--store", "replayed"]);
+    let output = command.arg("--queries").arg(log("queries")).arg("--rewards").arg(log("rewards")).output().unwrap();
+    let counts: Value = serde_json::from_str(&printed(&output)).unwrap();
+    let number = |key: &str| counts[key].as_u64();
+    let found = ["queries", "rewards", "joined", "dead_letters", "pending"].map(number);
+    assert_eq!(found, [5, 5, 5, 0, 0].map(Some), "{counts}");
+}

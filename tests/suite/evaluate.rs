@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use pointsman::eligible::Eligible;
 use pointsman::evaluate::judge::{Crossing, Judge, Logged, Range};
 use pointsman::evaluate::sample_ratio::SampleRatio;
 use pointsman::evaluate::verdict::{Assessments, Finding, Names};
@@ -292,7 +293,7 @@ fn judge_log(says: Says, seed: u64, events: usize, alpha: f64) -> Found {
         let reward = f64::from(u8::from(luck < REWARDS[kind][model]));
         ratio.see(&said, model);
         judge.see(
-            &Logged { propensities: &said, model, reward, predicted: &[0.4; 3] },
+            &Logged { propensities: &said, model, reward, predicted: &[0.4; 3], eligible: &Eligible::ALL },
             &[&said, &policies[kind]],
             None,
         );
@@ -377,7 +378,11 @@ fn is_ever_wrong(seed: u64, events: usize, alpha: f64) -> bool {
         };
         let reward = f64::from(u8::from(luck < REWARDS[kind][model]));
         let other = [[0.8, 0.1, 0.1], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]][kind];
-        judge.see(&Logged { propensities: &played, model, reward, predicted: &[0.4; 3] }, &[&played, &other], None);
+        judge.see(
+            &Logged { propensities: &played, model, reward, predicted: &[0.4; 3], eligible: &Eligible::ALL },
+            &[&played, &other],
+            None,
+        );
         sums[kind][model] += reward;
         counts[kind][model] += 1.0;
         for (truth, policy) in truth.iter_mut().zip([played, other]) {

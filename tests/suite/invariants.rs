@@ -261,7 +261,7 @@ fn check_put_off(config: &LearnerConfig, shape: Shape, stream: Stream) {
         let example = turn.example(&decision, shape.models);
         watched.learn(example.clone()).unwrap();
         alone.learn(example).unwrap();
-        let counts = |trainer: &Trainer| (trainer.version(), trainer.learned(), trainer.reward_sum());
+        let counts = |trainer: &Trainer| (trainer.version(), trainer.learned(), trainer.rewards());
         assert_eq!(counts(&watched), counts(&alone), "{config:?} {stream:?} at {t}");
         if random.random::<f64>() < 0.03 {
             assert_eq!(watched.save(), alone.save(), "{config:?} {stream:?} at {t}");

@@ -1,14 +1,15 @@
 //! Older versions of a learner's record.
 //!
-//! All versions so far share the structs of the present one up to the policy value, the last part of the payload.
+//! Up to the policy value, which was the last part of their payload, they share one layout.
 
 use serde::Deserialize;
 
+use super::objective::ObjectiveRecord;
 use super::value::{
     BoundRecord, EstimateRecord, EvaluationRecord, ModelRewardsRecord, PolicyValueRecord, SampleRatioRecord,
     SharesRecord, WeightsRecord,
 };
-use super::{AlgorithmRecord, GeneratorRecord, LearnerRecord, LessonRecord, RewardMeanRecord};
+use super::{AlgorithmRecord, ExampleRecord, GeneratorRecord, LearnerRecord, LessonRecord, RewardMeanRecord};
 use crate::wire::envelope::{Damaged, decode};
 
 /// Version 1: everything before the policy value.
@@ -19,12 +20,30 @@ struct Unevaluated {
     dim: u64,
     models: Vec<String>,
     generator: GeneratorRecord,
-    pending: Vec<LessonRecord>,
+    pending: Vec<RewardedLesson>,
     reward_mean: RewardMeanRecord,
     reward_sum: f64,
     learned: u64,
     version: u64,
     state: AlgorithmRecord,
+}
+
+/// A lesson up to version 5: a reward of the chosen model and nothing else.
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct RewardedLesson {
+    example: RewardedExample,
+    mean_before: f64,
+}
+
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct RewardedExample {
+    query: Vec<f64>,
+    model: u64,
+    propensities: Vec<f64>,
+    policy: Option<Vec<f64>>,
+    reward: f64,
 }
 
 /// The policy value of version 4: no sample-ratio test.
@@ -89,15 +108,21 @@ struct UnpairedEstimate {
 /// Policies that are evaluated beside those that always play one model.
 const POLICIES: usize = 3;
 
-/// Decodes the payload of version 1, 2, 3 or 4.
+/// Decodes the payload of versions 1 to 5.
 pub(super) fn upgrade(version: u16, payload: &[u8]) -> Result<LearnerRecord, Damaged> {
     match version {
+        5 => upgrade_rewarded(payload),
         4 => upgrade_untested(payload),
         3 => upgrade_unpaired(payload),
         2 => upgrade_unpaired(payload).or_else(|problem| upgrade_best(payload).unwrap_or(Err(problem))),
         1 => decode::<Unevaluated>(payload).map(Unevaluated::without_policy_value),
         _ => Err(Damaged::unknown_version(version)),
     }
+}
+
+fn upgrade_rewarded(payload: &[u8]) -> Result<LearnerRecord, Damaged> {
+    let (learner, value): (Unevaluated, PolicyValueRecord) = decode(payload)?;
+    Ok(learner.with_tested_value(value))
 }
 
 fn upgrade_untested(payload: &[u8]) -> Result<LearnerRecord, Damaged> {
@@ -187,6 +212,23 @@ impl UnpairedEstimate {
     }
 }
 
+impl RewardedLesson {
+    fn with_feedback(self) -> LessonRecord {
+        let RewardedExample { query, model, propensities, policy, reward } = self.example;
+        let example = ExampleRecord {
+            query,
+            model,
+            propensities,
+            policy,
+            reward: Some(reward),
+            eligible: None,
+            others: Vec::new(),
+            preference: None,
+        };
+        LessonRecord { example, mean_before: self.mean_before, tolls: Vec::new() }
+    }
+}
+
 impl Unevaluated {
     /// Nothing was evaluated. The configured window replaces the length of a block.
     fn without_policy_value(self) -> LearnerRecord {
@@ -216,8 +258,12 @@ impl Unevaluated {
         let UntestedValue { examples, evaluation, rewards, fallback_mix, incumbent, pays } = value;
         let sample_ratio =
             SampleRatioRecord { models: vec![SharesRecord::default(); self.models.len()], log_evidence: 0.0 };
-        let policy_value =
-            PolicyValueRecord { examples, evaluation, rewards, fallback_mix, incumbent, pays, sample_ratio };
+        let value = PolicyValueRecord { examples, evaluation, rewards, fallback_mix, incumbent, pays, sample_ratio };
+        self.with_tested_value(value)
+    }
+
+    /// Every example had a reward and no outcomes.
+    fn with_tested_value(self, policy_value: PolicyValueRecord) -> LearnerRecord {
         let Self { algorithm, dim, models, generator, pending, reward_mean, reward_sum, learned, version, state } =
             self;
         LearnerRecord {
@@ -225,13 +271,15 @@ impl Unevaluated {
             dim,
             models,
             generator,
-            pending,
+            pending: pending.into_iter().map(RewardedLesson::with_feedback).collect(),
             reward_mean,
             reward_sum,
             learned,
             version,
             state,
             policy_value,
+            rewarded: learned,
+            objective: ObjectiveRecord::default(),
         }
     }
 }
