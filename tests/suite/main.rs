@@ -11,6 +11,7 @@ mod dashboard;
 mod deploy;
 mod docs;
 mod doctor;
+mod eligible;
 mod evaluate;
 mod examples;
 mod failures;
