@@ -14,11 +14,12 @@ use crate::sidecar::{Client, Process, events, free_port, write_config};
 const MODELS: [&str; 3] = ["minilm", "BAAI/bge", "e5"];
 const CONFIG: &str = "[learner]\ndim = 2\nmodels = [\"minilm\", \"BAAI/bge\", \"e5\"]\nretired = [\"old\"]\n";
 
-/// A router without parameters, and its client.
+/// A router, and its client. It is ready once it has read the parameters, if there are some.
 fn start(dir: &Path, more: &str) -> (Process, Client) {
     let port = free_port();
     let config = write_config(dir, port, &format!("{CONFIG}{more}"));
-    let route = Process::start(&config, &["route", "--serve-uniform"]);
+    let arguments = if dir.join("log/params").exists() { &["route"][..] } else { &["route", "--serve-uniform"] };
+    let route = Process::start(&config, arguments);
     let client = Client::new(port);
     client.await_status("/ready", 200);
     (route, client)
