@@ -208,6 +208,8 @@ struct Decision {
     eligible: Eligible,
     /// What it was charged of each outcome.
     charged: Vec<(String, f64)>,
+    /// Whether it was drawn by a key that several requests share.
+    is_keyed: bool,
 }
 
 /// The known part of the distribution over the space's models.
@@ -899,8 +901,8 @@ impl Engine {
     }
 
     fn query(&mut self, event: QueryEvent, observes: bool, effects: &mut Effects) -> Result<(), Bad> {
-        let QueryEvent { request_id, space, ts_ms, query, model, propensities, policy, params_version, outcomes } =
-            event;
+        let QueryEvent { request_id, space, ts_ms, query, model, propensities, policy, .. } = event;
+        let (params_version, outcomes, is_keyed) = (event.params_version, event.outcomes, event.is_keyed);
         let retired = self.spaces.get(&space).map_or(&NONE_RETIRED, |space| &space.retired);
         let decision = decide(
             self.settings.space(&space),
@@ -915,6 +917,7 @@ impl Engine {
         let observed = observes.then_some(ts_ms);
         self.within(&space, observed, &mut effects.applied, |space, joined| match decision {
             Some(mut decision) => {
+                decision.is_keyed = is_keyed;
                 if space.joiner.opens(&request_id, ts_ms) {
                     space.charge(&mut decision, params_version, &outcomes);
                 }
@@ -1316,6 +1319,8 @@ impl Space {
         let query = Query::from_f32(&decision.query).expect("checked when it came");
         let model = usize::from(decision.model);
         let is_stated = match decision.propensities {
+            // Draws that requests share say little of how often models are drawn.
+            _ if decision.is_keyed => false,
             Known::Full(_) => true,
             Known::Chosen(_) => false,
             Known::Nothing => missing == MissingPropensities::Uniform,
@@ -1405,7 +1410,7 @@ impl Decision {
 
 impl<'a> From<&'a Decision> for DecisionRecord<'a> {
     fn from(decision: &'a Decision) -> Self {
-        let Decision { query, model, propensities, policy, eligible, charged } = decision;
+        let Decision { query, model, propensities, policy, eligible, charged, is_keyed } = decision;
         let propensities = match propensities {
             Known::Full(p) => PropensitiesRecord::Full(Cow::Borrowed(p)),
             Known::Chosen(p) => PropensitiesRecord::Chosen(*p),
@@ -1413,13 +1418,14 @@ impl<'a> From<&'a Decision> for DecisionRecord<'a> {
         };
         let policy = policy.as_deref().map(Cow::Borrowed);
         let (eligible, charged) = (eligible.mask().map(Cow::Borrowed), Cow::Borrowed(&charged[..]));
-        Self { vector: Cow::Borrowed(query), model: *model, propensities, policy, eligible, charged }
+        let is_keyed = *is_keyed;
+        Self { vector: Cow::Borrowed(query), model: *model, propensities, policy, eligible, charged, is_keyed }
     }
 }
 
 impl From<DecisionRecord<'_>> for Decision {
     fn from(record: DecisionRecord<'_>) -> Self {
-        let DecisionRecord { vector, model, propensities, policy, eligible, charged } = record;
+        let DecisionRecord { vector, model, propensities, policy, eligible, charged, is_keyed } = record;
         let propensities = match propensities {
             PropensitiesRecord::Full(p) => Known::Full(p.into_owned()),
             PropensitiesRecord::Chosen(p) => Known::Chosen(p),
@@ -1433,6 +1439,7 @@ impl From<DecisionRecord<'_>> for Decision {
             // Impossible sets are found when the decision is checked against its space.
             eligible: eligible.map_or(Eligible::ALL, |mask| Eligible::of_saved(mask.into_owned())),
             charged: charged.into_owned(),
+            is_keyed,
         }
     }
 }
@@ -1497,6 +1504,7 @@ fn decide(
         policy,
         eligible,
         charged: Vec::new(),
+        is_keyed: false,
     }))
 }
 
@@ -1767,6 +1775,7 @@ mod tests {
             policy: Some(vec![0.1, 0.7, 0.2]),
             eligible: Eligible::ALL,
             charged: Vec::new(),
+            is_keyed: false,
         };
         let mut engine = engine(SMALL);
         engine.admit(&Name::default_space(), &mut Vec::new()).unwrap();

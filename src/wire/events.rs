@@ -43,6 +43,8 @@ pub struct QueryEvent {
     pub params_version: Option<u64>,
     /// Outcomes that were known when the decision was taken, clipped to their ranges.
     pub outcomes: BTreeMap<String, f64>,
+    /// Whether it was drawn by a key that several requests share.
+    pub is_keyed: bool,
 }
 
 /// The known part of the distribution that a model was drawn from.
@@ -227,6 +229,12 @@ impl Bad {
     }
 }
 
+/// Where routers say that a decision was drawn by another key than its request ID.
+pub(super) const DRAW_KEY: &str = "/draw_key";
+
+/// Where routers write outcomes.
+const OUTCOMES: &str = "/outcomes";
+
 /// Tolerance of the sum of propensities.
 const SUM_TOLERANCE: f64 = 1e-6;
 
@@ -339,6 +347,7 @@ impl Parser {
             policy: optional(&object, &fields.policy).map(|value| distribution(value, &fields.policy)).transpose()?,
             params_version: optional(&object, &fields.params_version).and_then(Value::as_u64),
             outcomes: self.outcomes(&object)?,
+            is_keyed: optional(&object, DRAW_KEY).is_some(),
         })
     }
 
@@ -350,14 +359,19 @@ impl Parser {
         let failed = optional(&object, &fields.failed).map(|value| boolean(value, &fields.failed)).transpose()?;
         let rewards = optional(&object, &fields.rewards).map(|value| by_model(value, &fields.rewards)).transpose()?;
         let model = |field: &str| optional(&object, field).map(|value| name(value, field)).transpose();
+        let feedback = self.feedback(
+            reward.transpose()?,
+            self.outcomes(&object)?,
+            failed.unwrap_or_default(),
+            rewards.unwrap_or_default(),
+            (model(&fields.preferred)?, model(&fields.over)?),
+        )?;
+        // Outcomes that are not configured are ignored, also if nothing else is there.
+        if feedback == Feedback::default() && !optional(&object, OUTCOMES).is_some_and(Value::is_object) {
+            return Err(Bad::MissingField(fields.reward.clone()));
+        }
         Ok(RewardEvent {
-            feedback: self.feedback(
-                reward.transpose()?,
-                self.outcomes(&object)?,
-                failed.unwrap_or_default(),
-                rewards.unwrap_or_default(),
-                (model(&fields.preferred)?, model(&fields.over)?),
-            )?,
+            feedback,
             request_id: id(required(&object, &fields.request_id)?, &fields.request_id)?,
             space: space(&object, &fields.space)?,
             ts_ms: self.time(&object, &fields.ts_ms, record_ms)?,
@@ -371,7 +385,7 @@ impl Parser {
         let found = plan.read(bytes)?;
         let fields = &self.events.fields;
         let Found { request_id, space, ts_ms, query, model, propensities, propensity, policy, .. } = found;
-        let Found { params_version, outcomes, .. } = found;
+        let Found { params_version, outcomes, is_keyed, .. } = found;
         let known = |all| check_distribution(all, &fields.policy);
         Some(QueryEvent {
             request_id: check_id(request_id?, &fields.request_id).ok()?,
@@ -386,6 +400,7 @@ impl Parser {
             policy: policy.map(known).transpose().ok()?,
             params_version,
             outcomes: self.clipped(outcomes)?,
+            is_keyed,
         })
     }
 
@@ -398,7 +413,10 @@ impl Parser {
         let fields = self.events.reward_fields();
         let (failed, rewards) = (failed.unwrap_or_default(), rewards.unwrap_or_default());
         Some(RewardEvent {
-            feedback: self.feedback(reward, self.clipped(outcomes)?, failed, rewards, (preferred, over)).ok()?,
+            feedback: self
+                .feedback(reward, self.clipped(outcomes)?, failed, rewards, (preferred, over))
+                .ok()
+                .filter(|feedback| *feedback != Feedback::default())?,
             request_id: check_id(request_id?, &fields.request_id).ok()?,
             space: space.unwrap_or_else(Name::default_space),
             ts_ms: self.check_time(self.to_ms(ts_ms)?, &fields.ts_ms, record_ms).ok()?,
@@ -490,9 +508,6 @@ impl Parser {
         let reward = reward.map(|reward| self.in_range(reward)).transpose()?;
         let rewards = rewards.into_iter().map(|(model, reward)| Ok((model, self.in_range(reward)?)));
         let more = MoreFeedback { outcomes, failed, rewards: rewards.collect::<Result<_, Bad>>()?, preference };
-        if reward.is_none() && more == MoreFeedback::default() {
-            return Err(Bad::MissingField(fields.reward.clone()));
-        }
         let more = (more != MoreFeedback::default()).then(|| Box::new(more));
         Ok(Feedback { reward, more })
     }
@@ -777,6 +792,7 @@ mod tests {
             policy: None,
             params_version: Some(12),
             outcomes: BTreeMap::new(),
+            is_keyed: false,
         };
         assert_eq!(event, expected);
         let encoded = QUERY.replace("[3,-4.0]", "\"AABAQAAAgMA=\"");
