@@ -14,6 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use thiserror::Error;
 
 use crate::config::{Method, Spec};
+use crate::evaluate::rollout::RolloutView;
 use crate::evaluate::sample_ratio::SampleRatio;
 use crate::evaluate::worth::{Floor, Outlook, Scratch, Worth, WorthView};
 use crate::event::{BadExample, BadQuery, Example, ModelName, Query};
@@ -316,7 +317,7 @@ impl Trainer {
         Ok(scores)
     }
 
-    /// What is mixed into the core: exploration, and what the guard asks for.
+    /// What is mixed into the core: exploration, and what the stage of the rollout asks for.
     fn floor(&self) -> Floor {
         self.caught_up().worth.floor(&self.spec.worth, self.spec.exploration_floor)
     }
@@ -422,6 +423,11 @@ impl Trainer {
     /// Estimates of the policy value; `None` without evaluated examples.
     pub fn worth(&self) -> Option<WorthView> {
         self.caught_up().worth.view(&self.spec.worth, self.spec.algorithm(), &self.spec.models)
+    }
+
+    /// The stage of its rollout, and the share of the traffic that follows the policy.
+    pub fn rollout(&self) -> RolloutView {
+        self.caught_up().worth.rollout(&self.spec.worth, &self.spec.models)
     }
 
     /// The sample-ratio test of its examples.
@@ -538,9 +544,9 @@ impl Student {
             learner.play(book.version).turn(judged);
             has_predicted
         };
-        let floor = spec.exploration_floor;
-        judged.iter_mut().for_each(|p| *p = (1.0 - floor) * *p + floor / models as f64);
-        let outlook = Outlook { policy: judged, predicted: has_predicted.then_some(predicted) };
+        let exploration = spec.exploration_floor;
+        judged.iter_mut().for_each(|p| *p = (1.0 - exploration) * *p + exploration / models as f64);
+        let outlook = Outlook { policy: judged, predicted: has_predicted.then_some(predicted), exploration };
         worth.see(&spec.worth, example, Some(outlook), scratch);
     }
 

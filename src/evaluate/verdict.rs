@@ -197,7 +197,7 @@ impl Assessment {
         let lift = |(i, estimate): (usize, &Estimate)| {
             let over_best = range(i, "lift", estimate.lift_over(best, each));
             let over_any = range(i, "lift", estimate.lift_range(each));
-            let value = estimate.lift_estimate(best).0;
+            let value = estimate.lift_estimate(best);
             Lift { value: over_best.map_or(value, |range| range.nearest(value)), range: over_best, over_any }
         };
         let lifts = candidates.iter().enumerate().map(lift).collect();
@@ -352,7 +352,6 @@ mod tests {
             judge.see(
                 &Logged { propensities: &said, model, reward, predicted: &[0.4; 3] },
                 &[&wrong, &[0.97, 0.03, 0.0], &right],
-                None,
             );
             ratio.see(&said, model);
         }
@@ -423,7 +422,7 @@ mod tests {
             let model = i % 2;
             let said = [[0.2, 0.8], [0.8, 0.2]][model];
             let played = [[1.0, 0.0], [0.0, 1.0]][model];
-            judge.see(&Logged { propensities: &said, model, reward: 1.0, predicted: &[0.5; 2] }, &[&played], None);
+            judge.see(&Logged { propensities: &said, model, reward: 1.0, predicted: &[0.5; 2] }, &[&played]);
             ratio.see(&said, model);
         }
         assert!(!ratio.is_mismatch(0.05));

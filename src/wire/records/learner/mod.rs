@@ -11,7 +11,8 @@
 //!
 //! | version | payload |
 //! |---|---|
-//! | 5 | [`LearnerRecord`] |
+//! | 6 | [`LearnerRecord`] |
+//! | 5 | [`old`]: a guard in place of the rollout |
 //! | 4 | [`old`]: no sample-ratio test |
 //! | 3 | [`old`]: no incumbent, other sums for lifts |
 //! | 2 | the same as 3; or, before the guard mixed several models, [`old`] with one best model |
@@ -132,7 +133,7 @@ pub enum AlgorithmRecord {
 
 impl Record for LearnerRecord {
     const KIND: Kind = Kind::Learner;
-    const VERSION: u16 = 5;
+    const VERSION: u16 = 6;
 
     fn upgrade(version: u16, payload: &[u8]) -> Result<Self, Damaged> {
         old::upgrade(version, payload)
