@@ -291,11 +291,7 @@ fn judge_log(says: Says, seed: u64, events: usize, alpha: f64) -> Found {
         let model = usize::from(draw >= played[0]) + usize::from(draw >= played[0] + played[1]);
         let reward = f64::from(u8::from(luck < REWARDS[kind][model]));
         ratio.see(&said, model);
-        judge.see(
-            &Logged { propensities: &said, model, reward, predicted: &[0.4; 3] },
-            &[&said, &policies[kind]],
-            None,
-        );
+        judge.see(&Logged { propensities: &said, model, reward, predicted: &[0.4; 3] }, &[&said, &policies[kind]]);
         found.ever_mismatched |= ratio.is_mismatch(alpha);
         let value = |policy: &[f64]| policy.iter().zip(REWARDS[kind]).map(|(p, r)| p * r).sum::<f64>();
         let alone = [0, 1, 2].map(|model| REWARDS[kind][model]);
@@ -377,7 +373,7 @@ fn is_ever_wrong(seed: u64, events: usize, alpha: f64) -> bool {
         };
         let reward = f64::from(u8::from(luck < REWARDS[kind][model]));
         let other = [[0.8, 0.1, 0.1], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]][kind];
-        judge.see(&Logged { propensities: &played, model, reward, predicted: &[0.4; 3] }, &[&played, &other], None);
+        judge.see(&Logged { propensities: &played, model, reward, predicted: &[0.4; 3] }, &[&played, &other]);
         sums[kind][model] += reward;
         counts[kind][model] += 1.0;
         for (truth, policy) in truth.iter_mut().zip([played, other]) {
