@@ -5,6 +5,7 @@
 
 mod kafka;
 pub mod mistakes;
+mod objective;
 mod rivals;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, MASK, OWN_FILES, Start, Topics, is_harmless, parse_time};
+pub use objective::{ObjectiveConfig, OutcomeConfig};
 pub use rivals::FeatureKind;
 
 use crate::evaluate::rollout::{RolloutSpec, Stage};
@@ -27,6 +29,7 @@ use crate::hpg::gradient::{self, Baseline};
 use crate::hpg::projection::Ball;
 use crate::hpg::schedule::Rate;
 use crate::joiner::{Aggregate, JoinSpec, OnMissing};
+use crate::objective::ObjectiveSpec;
 use crate::policy::linear_bandit::{Exploration, LinearBanditSpec};
 use crate::policy::log_linear::LogLinearSpec;
 use crate::policy::log_quadratic::LogQuadraticSpec;
@@ -48,6 +51,8 @@ pub struct Config {
     pub join: JoinConfig,
     /// The reward scale.
     pub reward: RewardConfig,
+    /// What is maximised besides the reward.
+    pub objective: ObjectiveConfig,
     /// When snapshots are taken.
     pub snapshot: SnapshotConfig,
     /// Where snapshots are stored.
@@ -519,7 +524,23 @@ macro_rules! event_fields {
         }
     };
 }
-event_fields!(request_id, space, ts_ms, query, model, propensities, propensity, policy, reward, event_id);
+event_fields!(
+    request_id,
+    space,
+    ts_ms,
+    query,
+    model,
+    propensities,
+    propensity,
+    policy,
+    params_version,
+    reward,
+    event_id,
+    failed,
+    rewards,
+    preferred,
+    over
+);
 
 /// `[join]`, as written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -590,11 +611,31 @@ pub struct RewardConfig {
     pub out_of_range: OutOfRange,
     /// Rewards that are words: word -> reward.
     pub values: BTreeMap<String, f64>,
+    /// What happens to decisions whose model did not answer.
+    pub on_failed: OnFailed,
+    /// The reward of such a decision, if it is learned.
+    pub failed_reward: f64,
+}
+
+/// `reward.on_failed`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnFailed {
+    /// Drop it.
+    Drop,
+    /// Learn it with `failed_reward`.
+    Learn,
 }
 
 impl Default for RewardConfig {
     fn default() -> Self {
-        Self { range: [0.0, 1.0], out_of_range: OutOfRange::Clip, values: BTreeMap::new() }
+        Self {
+            range: [0.0, 1.0],
+            out_of_range: OutOfRange::Clip,
+            values: BTreeMap::new(),
+            on_failed: OnFailed::Drop,
+            failed_reward: 0.0,
+        }
     }
 }
 
@@ -966,6 +1007,32 @@ pub struct EventsSpec {
     /// Rewards that are words.
     #[serde(default)]
     pub reward_values: BTreeMap<String, f64>,
+    /// Where outcomes are.
+    #[serde(default)]
+    pub outcomes: Vec<OutcomeField>,
+}
+
+/// Where an outcome is in events.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OutcomeField {
+    /// Its name.
+    pub name: String,
+    /// A JSON pointer, in events of both kinds.
+    pub field: String,
+    /// Least and greatest value; others are clipped.
+    pub range: (f64, f64),
+}
+
+impl OutcomeField {
+    /// A value of an event, clipped to the range.
+    pub fn clip(&self, value: f64) -> f64 {
+        value.clamp(self.range.0, self.range.1)
+    }
+
+    /// Where routers write an outcome of this name.
+    fn own(name: &str) -> String {
+        format!("/outcomes/{name}")
+    }
 }
 
 impl EventsSpec {
@@ -974,9 +1041,16 @@ impl EventsSpec {
         self.reward_fields.as_ref().unwrap_or(&self.fields)
     }
 
+    /// Where outcomes are, in the order of their configuration.
+    pub fn outcome_fields(&self) -> Vec<String> {
+        self.outcomes.iter().map(|outcome| outcome.field.clone()).collect()
+    }
+
     /// The same for events in the layout that routers write.
     pub fn in_own_layout(&self) -> Self {
-        Self { time_unit: TimeUnit::Ms, fields: Fields::default(), reward_fields: None, ..self.clone() }
+        let own = |outcome: &OutcomeField| OutcomeField { field: OutcomeField::own(&outcome.name), ..outcome.clone() };
+        let outcomes = self.outcomes.iter().map(own).collect();
+        Self { time_unit: TimeUnit::Ms, fields: Fields::default(), reward_fields: None, outcomes, ..self.clone() }
     }
 }
 
@@ -989,6 +1063,9 @@ pub struct RewardSpec {
     pub high: f64,
     /// Whether rewards outside the range become dead letters.
     pub reject: bool,
+    /// The reward of a decision whose model did not answer; `None`: it is not learned. Older snapshots lack it.
+    #[serde(default)]
+    pub failed: Option<f64>,
 }
 
 impl RewardSpec {
@@ -1026,6 +1103,9 @@ pub struct Spec {
     /// How the policy value is estimated, and the rollout that depends on it.
     #[serde(default)]
     pub worth: WorthSpec,
+    /// What is maximised besides the reward.
+    #[serde(default)]
+    pub objective: ObjectiveSpec,
     /// Partitions that the space is spread over.
     #[serde(default = "one")]
     pub shards: usize,
@@ -1089,6 +1169,22 @@ impl Spec {
         hpg.mode == Mode::Lazy
     }
 
+    /// The same with outcomes that models pay for.
+    pub fn with_objective(self, objective: &ObjectiveSpec) -> Result<Self, BadSetting> {
+        let predicts = matches!(self.method, Method::ActorCritic(_) | Method::HypentropyRegression(_));
+        let learns = !matches!(self.method, Method::Uniform | Method::Fixed(_));
+        if !objective.is_empty() && learns && !predicts {
+            let allowed = "does not predict rewards, so models cannot pay for [objective.outcomes]: use hpg with \
+                           estimator = \"critic\" (its default), or hypentropy-regression";
+            return Err(bad("learner.algorithm", self.algorithm(), allowed));
+        }
+        if !objective.is_empty() && self.shards > 1 {
+            let allowed = "prices are not added up: use shards = 1, or no [objective.outcomes]";
+            return Err(bad("learner.shards", self.shards, allowed));
+        }
+        Ok(Self { objective: objective.clone(), ..self })
+    }
+
     /// Largest number of queries in the head table that it publishes.
     pub fn head_queries_max(&self) -> usize {
         match &self.method {
@@ -1144,13 +1240,27 @@ impl Config {
         }
         within("transport.file.poll_ms", self.transport.file.poll_ms, 1, 60_000)?;
         self.transport.kafka.check()?;
+        let learner = self.learner.check()?;
+        let objective = self.objective.check()?;
+        let with_objective = |spec: Spec| spec.with_objective(&objective);
+        let spaces: BTreeMap<Name, Spec> = self
+            .spaces
+            .iter()
+            .map(|(name, keys)| {
+                let (name, spec) = self.check_space(name, keys)?;
+                Ok((name, with_objective(spec)?))
+            })
+            .collect::<Result<_, _>>()?;
+        let learner = with_objective(learner)?;
+        self.objective.check_models(std::iter::once(&learner).chain(spaces.values()))?;
+        let events = EventsSpec { outcomes: self.objective.fields(), ..self.events.check(&self.reward)? };
         Ok(Settings {
-            learner: self.learner.check()?,
-            spaces: self.spaces.iter().map(|(name, keys)| self.check_space(name, keys)).collect::<Result<_, _>>()?,
+            learner,
+            spaces,
             only_listed: self.learner.spaces == Spaces::Listed,
             spaces_max: self.learner.spaces_max,
             missing_propensities: self.learner.missing_propensities,
-            events: self.events.check(&self.reward)?,
+            events,
             reward: self.reward.check()?,
             join: self.join.check()?,
             reorder_ms: self.join.reorder_ms,
@@ -1204,6 +1314,7 @@ impl EventsConfig {
             reward_values: reward.values.clone(),
             reward_fields: (rewards != queries).then_some(rewards),
             fields: queries,
+            outcomes: Vec::new(),
         })
     }
 }
@@ -1219,7 +1330,11 @@ impl RewardConfig {
             let key = format!("reward.values.{word}");
             return Err(BadSetting { problem: format!("{key} = {value}: must be a finite number"), key });
         }
-        Ok(RewardSpec { low, high, reject: self.out_of_range == OutOfRange::Reject })
+        if !self.failed_reward.is_finite() {
+            return Err(bad("reward.failed_reward", self.failed_reward, "must be a finite number"));
+        }
+        let failed = (self.on_failed == OnFailed::Learn).then_some(self.failed_reward);
+        Ok(RewardSpec { low, high, reject: self.out_of_range == OutOfRange::Reject, failed })
     }
 }
 
@@ -1319,6 +1434,7 @@ impl LearnerConfig {
             batch,
             half_life: self.half_life,
             exploration_floor: self.exploration_floor,
+            objective: ObjectiveSpec::default(),
             shards: self.check_shards()?,
             seed: self.seed,
         })

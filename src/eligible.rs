@@ -23,6 +23,11 @@ impl Eligible {
         }
     }
 
+    /// A set as it was saved, which may be none: to be checked where it is used.
+    pub fn of_saved(models: Vec<bool>) -> Self {
+        Self(Some(models))
+    }
+
     /// Whether all models may answer.
     pub fn is_all(&self) -> bool {
         self.0.is_none()

@@ -33,13 +33,16 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::config::{MissingPropensities, Settings, Spec};
 use crate::dead_letters::{Bucket, Recording};
+use crate::eligible::Eligible;
 use crate::evaluate::rollout::RolloutView;
 use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
 use crate::evaluate::worth::WorthView;
-use crate::event::{Example, ModelName, Name, Query};
+use crate::event::{Example, ModelName, Name, Preference, Query};
+use crate::feedback::Feedback;
 use crate::hpg::spectra::Eigen;
 use crate::joiner::{BadJoin, JoinCounts, JoinSpec, Joined, Joiner, Payload};
-use crate::learner::{BadState, Trainer};
+use crate::learner::{BadState, ChargedDecision, Trainer};
+use crate::objective::ObjectiveView;
 use crate::router::Policy;
 use crate::warnings::{self, Evidence, Warning};
 use crate::wire::envelope::{self, Damaged};
@@ -186,8 +189,8 @@ pub struct Applied {
     pub request_id: String,
     /// Index of the model that was chosen.
     pub model: usize,
-    /// The reward, on the scale of 0..1.
-    pub reward: f64,
+    /// The reward of that model, on the scale of 0..1, if the feedback has one.
+    pub reward: Option<f64>,
     /// Event time from the query to its first reward, if one came.
     pub latency_ms: Option<i64>,
     /// Event time of that reward.
@@ -203,6 +206,9 @@ struct Decision {
     model: u16,
     propensities: Known,
     policy: Option<Vec<f64>>,
+    eligible: Eligible,
+    /// What it was charged of each outcome.
+    charged: Vec<(String, f64)>,
 }
 
 /// The known part of the distribution over the space's models.
@@ -217,7 +223,9 @@ impl Payload for Decision {
     fn bytes(&self) -> usize {
         let full = if let Known::Full(p) = &self.propensities { p.len() } else { 0 };
         let numbers = full + self.policy.as_ref().map_or(0, Vec::len);
-        size_of::<Self>() + 4 * self.query.len() + 8 * numbers
+        let eligible = self.eligible.mask().map_or(0, <[bool]>::len);
+        let charged: usize = self.charged.iter().map(|(name, _)| size_of::<(String, f64)>() + name.len()).sum();
+        size_of::<Self>() + 4 * self.query.len() + 8 * numbers + eligible + charged
     }
 }
 
@@ -270,13 +278,13 @@ pub struct Totals {
 impl Totals {
     /// Of these lanes.
     pub fn of<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> Self {
-        let (mut counts, mut rewards) = (Counts::default(), 0.0);
+        let (mut counts, mut sum, mut rewarded) = (Counts::default(), 0.0, 0);
         for engine in engines {
-            let of_lane = engine.counts();
-            rewards += engine.mean_reward() * of_lane.applied as f64;
-            counts += of_lane;
+            let rewards = engine.rewards();
+            (sum, rewarded) = (sum + rewards.0, rewarded + rewards.1);
+            counts += engine.counts();
         }
-        Self { counts, mean_reward: if counts.applied > 0 { rewards / counts.applied as f64 } else { 0.0 } }
+        Self { counts, mean_reward: if rewarded > 0 { sum / rewarded as f64 } else { 0.0 } }
     }
 }
 
@@ -414,8 +422,8 @@ pub struct Tally<'a> {
     pub version: u64,
     /// Outcomes of its events.
     pub counts: Counts,
-    /// Sum of the rewards learned from.
-    pub reward_sum: f64,
+    /// Sum and number of the rewards learned from.
+    pub rewards: (f64, u64),
 }
 
 /// One space, as seen from outside.
@@ -443,6 +451,8 @@ pub struct SpaceView {
     pub sample_ratio: SampleRatioView,
     /// The stage of its rollout, and the share of the traffic that follows the policy.
     pub rollout: RolloutView,
+    /// What was charged, where more than the reward counts.
+    pub objective: Option<ObjectiveView>,
 }
 
 impl Engine {
@@ -555,7 +565,7 @@ impl Engine {
                 let value = record.map(|record| record.map(DecisionRecord::from).seal());
                 changes.push((keys::request(name, request_id), value));
             });
-            if let Some(trainer) = space.trainer.as_ref().filter(|_| !space.is_blank) {
+            if let Some(trainer) = space.trainer.as_ref().filter(|trainer| !space.is_blank || trainer.charges() > 0) {
                 changes.push((keys::learner(name), Some(trainer.save())));
             }
             let key = if space.is_waiting() { keys::lobby(name) } else { keys::space(name) };
@@ -819,11 +829,28 @@ impl Engine {
         sum
     }
 
-    /// Mean of all rewards learned from.
+    /// Sum and number of all rewards learned from.
+    pub fn rewards(&self) -> (f64, u64) {
+        let rewards = self.created().map(|(_, _, trainer)| trainer.rewards());
+        rewards.fold((0.0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+    }
+
+    /// Their mean.
     pub fn mean_reward(&self) -> f64 {
-        let learned: u64 = self.created().map(|(_, _, trainer)| trainer.learned()).sum();
-        let sum: f64 = self.created().map(|(_, _, trainer)| trainer.reward_sum()).sum();
-        if learned == 0 { 0.0 } else { sum / learned as f64 }
+        match self.rewards() {
+            (_, 0) => 0.0,
+            (sum, number) => sum / number as f64,
+        }
+    }
+
+    /// Number of decisions that a space was charged for.
+    pub fn charges(&self, space: &Name) -> u64 {
+        self.trainer(space).map_or(0, Trainer::charges)
+    }
+
+    /// What a space was charged; `None` if only the reward counts.
+    pub fn objective(&self, space: &Name) -> Option<ObjectiveView> {
+        self.trainer(space)?.objective()
     }
 
     /// Its spaces by name, without their parameters: cheap enough to ask for now and then while it learns.
@@ -833,7 +860,7 @@ impl Engine {
             models: &trainer.spec().models,
             version: trainer.version(),
             counts: space.counts(),
-            reward_sum: trainer.reward_sum(),
+            rewards: trainer.rewards(),
         })
     }
 
@@ -851,6 +878,7 @@ impl Engine {
             warnings: space.warnings(),
             sample_ratio: trainer.sample_ratio().view(&trainer.spec().models, trainer.spec().worth.alpha),
             rollout: trainer.rollout(),
+            objective: trainer.objective(),
         })
     }
 
@@ -880,7 +908,8 @@ impl Engine {
     }
 
     fn query(&mut self, event: QueryEvent, observes: bool, effects: &mut Effects) -> Result<(), Bad> {
-        let QueryEvent { request_id, space, ts_ms, query, model, propensities, policy } = event;
+        let QueryEvent { request_id, space, ts_ms, query, model, propensities, policy, params_version, outcomes } =
+            event;
         let retired = self.spaces.get(&space).map_or(&NONE_RETIRED, |space| &space.retired);
         let decision = decide(
             self.settings.space(&space),
@@ -893,24 +922,44 @@ impl Engine {
         )?;
         self.admit(&space, &mut effects.evicted)?;
         let observed = observes.then_some(ts_ms);
-        self.within(&space, observed, &mut effects.applied, |joiner, joined| match decision {
-            Some(decision) => joiner.query(&request_id, ts_ms, decision, joined),
-            None => joiner.retired(),
+        self.within(&space, observed, &mut effects.applied, |space, joined| match decision {
+            Some(mut decision) => {
+                if space.joiner.opens(&request_id, ts_ms) {
+                    space.charge(&mut decision, params_version, &outcomes);
+                }
+                space.joiner.query(&request_id, ts_ms, decision, joined);
+            }
+            None => space.joiner.retired(),
         });
         Ok(())
     }
 
     fn reward(&mut self, event: RewardEvent, observes: bool, applied: &mut Vec<Applied>) -> Result<(), Bad> {
-        let RewardEvent { request_id, space, ts_ms, reward, event_id, .. } = event;
+        let RewardEvent { request_id, space, ts_ms, feedback, event_id } = event;
+        self.check_feedback(&space, &feedback)?;
         if !self.spaces.contains_key(&space) {
             self.check_allowed(&space)?;
             self.lobby.number += 1;
             self.spaces.insert(space.clone(), Space::waiting(Lobby::spec(&self.settings.join)));
         }
-        self.within(&space, observes.then_some(ts_ms), applied, |joiner, joined| {
-            joiner.reward(&request_id, ts_ms, reward, event_id.as_deref(), joined);
+        self.within(&space, observes.then_some(ts_ms), applied, |space, joined| {
+            space.joiner.reward(&request_id, ts_ms, feedback, event_id.as_deref(), joined);
         });
         Ok(())
+    }
+
+    /// Rejects feedback about a model that never existed.
+    fn check_feedback(&self, space: &Name, feedback: &Feedback) -> Result<(), Bad> {
+        let Some(more) = &feedback.more else { return Ok(()) };
+        let spec = self.settings.space(space);
+        let retired = self.spaces.get(space).map_or(&NONE_RETIRED, |space| &space.retired);
+        let is_known =
+            |name: &&ModelName| spec.models.contains(name) || retired.contains(name) || spec.retired.contains(name);
+        let preference = more.preference.iter().flat_map(|(preferred, over)| [preferred, over]);
+        match more.rewards.keys().chain(preference).find(|name| !is_known(name)) {
+            Some(unknown) => Err(Bad::UnknownModel(unknown.clone())),
+            None => Ok(()),
+        }
     }
 
     /// Passes an event to the join of its space, and learns from what is complete by then.
@@ -919,12 +968,12 @@ impl Engine {
         name: &Name,
         observed_ms: Option<i64>,
         applied: &mut Vec<Applied>,
-        event: impl FnOnce(&mut Joiner<Decision>, &mut Vec<Joined<Decision>>),
+        event: impl FnOnce(&mut Space, &mut Vec<Joined<Decision>>),
     ) {
         let Some(space) = self.spaces.get_mut(name) else { return };
         let mut joined = Vec::new();
         observed_ms.into_iter().for_each(|ts_ms| space.joiner.observe(ts_ms, &mut joined));
-        event(&mut space.joiner, &mut joined);
+        event(space, &mut joined);
         space.touched = true;
         space.learn(name, joined, &self.settings, self.shows_examples, applied);
     }
@@ -1192,8 +1241,8 @@ impl Space {
     fn withdraw(&mut self, input: &Input) -> bool {
         match &input.event {
             Ok(Event::Query(event)) => self.joiner.withdraw_query(&event.request_id, event.ts_ms),
-            Ok(Event::Reward(RewardEvent { request_id, ts_ms, reward, event_id, .. })) => {
-                self.joiner.withdraw_reward(request_id, *ts_ms, *reward, event_id.as_deref())
+            Ok(Event::Reward(RewardEvent { request_id, ts_ms, feedback, event_id, .. })) => {
+                self.joiner.withdraw_reward(request_id, *ts_ms, feedback, event_id.as_deref())
             }
             Err(_) => false,
         }
@@ -1207,14 +1256,45 @@ impl Space {
         shows_examples: bool,
         applied: &mut Vec<Applied>,
     ) {
-        self.is_blank &= joined.is_empty();
-        for Joined { request_id, ts_ms, payload, reward, defaulted, rewarded_ms } in joined {
+        for Joined { request_id, ts_ms, payload, mut feedback, defaulted, rewarded_ms } in joined {
             let model = usize::from(payload.model);
-            let (reward, is_clipped) = self.learned_mut().add(model, reward, defaulted, &settings.reward);
-            if is_clipped {
-                self.joiner.count_clipped();
+            if let Some(outcomes) = feedback.outcomes() {
+                self.trainer_mut().settle(model, &payload.charged, outcomes);
             }
+            let more = feedback.more.take().map(|more| *more).unwrap_or_default();
+            let failed = more.failed && feedback.reward.is_none();
+            let spec = self.trainer_mut().spec();
+            let place = |name: &ModelName| spec.models.iter().position(|known| known == name);
+            let mut others: Vec<(usize, f64)> =
+                more.rewards.iter().filter_map(|(name, reward)| Some((place(name)?, *reward))).collect();
+            let preference = more
+                .preference
+                .as_ref()
+                .and_then(|(preferred, over)| Some(Preference { preferred: place(preferred)?, over: place(over)? }));
+            if failed {
+                self.learned_mut().add_failure(model);
+            }
+            // Feedback for several models may name the chosen one.
+            let own = others.iter().position(|(other, _)| *other == model).map(|at| others.remove(at).1);
+            let failed_reward = settings.reward.failed.filter(|_| failed);
+            let reward = feedback.reward.or(own).or(failed_reward).map(|reward| {
+                let (unit, is_clipped) = self.learned_mut().add(model, reward, defaulted, &settings.reward);
+                if is_clipped {
+                    self.joiner.count_clipped();
+                }
+                unit
+            });
+            if reward.is_none() && others.is_empty() && preference.is_none() {
+                continue;
+            }
+            self.is_blank = false;
+            others.iter_mut().for_each(|(_, reward)| *reward = settings.reward.unit(*reward));
             let example = self.example(payload, reward, settings.missing_propensities);
+            let example = example.with_others(others).expect("one reward for each model");
+            let example = match preference {
+                Some(preference) => example.with_preference(preference).expect("two models of this space"),
+                None => example,
+            };
             let shown = shows_examples.then(|| example.clone());
             self.trainer_mut().learn(example).expect("checked against this space when it came");
             let latency_ms = rewarded_ms.map(|rewarded_ms| rewarded_ms.saturating_sub(ts_ms));
@@ -1233,7 +1313,15 @@ impl Space {
         self.trainer.as_mut().expect("what is joined had a query, which came with a learner")
     }
 
-    fn example(&self, decision: Decision, reward: f64, missing: MissingPropensities) -> Example {
+    /// Charges a decision whose window opens.
+    fn charge(&mut self, decision: &mut Decision, params_version: Option<u64>, outcomes: &BTreeMap<String, f64>) {
+        let Some(trainer) = self.trainer.as_mut() else { return };
+        let played = if let Known::Full(p) = &decision.propensities { Some(&p[..]) } else { None };
+        let (model, policy) = (usize::from(decision.model), decision.policy.as_deref());
+        decision.charged = trainer.charge(ChargedDecision { model, played, policy, params_version }, outcomes);
+    }
+
+    fn example(&self, decision: Decision, reward: Option<f64>, missing: MissingPropensities) -> Example {
         let query = Query::from_f32(&decision.query).expect("checked when it came");
         let model = usize::from(decision.model);
         let is_stated = match decision.propensities {
@@ -1247,7 +1335,11 @@ impl Space {
             Known::Nothing => self.assume(&query, model, None, missing),
         };
         let policy = decision.policy.or(assumed);
-        let example = Example::new(query, model, propensities, policy, reward).expect("checked when it came");
+        let example = match reward {
+            Some(reward) => Example::new(query, model, propensities, policy, reward),
+            None => Example::unrewarded(query, model, propensities, policy),
+        };
+        let example = example.and_then(|example| example.among(decision.eligible)).expect("checked when it came");
         if is_stated { example } else { example.with_guessed_propensities() }
     }
 
@@ -1296,6 +1388,8 @@ impl Decision {
         };
         known
             && chosen < models
+            && self.eligible.mask().is_none_or(|mask| mask.len() == models && mask[chosen])
+            && self.charged.iter().all(|(_, amount)| amount.is_finite())
             && self.policy.as_ref().is_none_or(|policy| full(policy))
             && self.query.len() == dim
             && Query::from_f32(&self.query).is_ok()
@@ -1308,6 +1402,9 @@ impl Decision {
             self.propensities = Known::Full(moved(p));
         }
         self.policy = self.policy.as_deref().map(moved);
+        // A new model could not be chosen.
+        let eligible = places.iter().map(|place| place.is_some_and(|old| self.eligible.allows(old))).collect();
+        self.eligible = Eligible::only(eligible).unwrap_or_default();
         let new = places.iter().position(|place| *place == Some(usize::from(self.model)));
         self.model = new.map_or(0, |new| new as u16);
         new.is_some()
@@ -1316,26 +1413,35 @@ impl Decision {
 
 impl<'a> From<&'a Decision> for DecisionRecord<'a> {
     fn from(decision: &'a Decision) -> Self {
-        let Decision { query, model, propensities, policy } = decision;
+        let Decision { query, model, propensities, policy, eligible, charged } = decision;
         let propensities = match propensities {
             Known::Full(p) => PropensitiesRecord::Full(Cow::Borrowed(p)),
             Known::Chosen(p) => PropensitiesRecord::Chosen(*p),
             Known::Nothing => PropensitiesRecord::Nothing,
         };
         let policy = policy.as_deref().map(Cow::Borrowed);
-        Self { vector: Cow::Borrowed(query), model: *model, propensities, policy }
+        let (eligible, charged) = (eligible.mask().map(Cow::Borrowed), Cow::Borrowed(&charged[..]));
+        Self { vector: Cow::Borrowed(query), model: *model, propensities, policy, eligible, charged }
     }
 }
 
 impl From<DecisionRecord<'_>> for Decision {
     fn from(record: DecisionRecord<'_>) -> Self {
-        let DecisionRecord { vector, model, propensities, policy } = record;
+        let DecisionRecord { vector, model, propensities, policy, eligible, charged } = record;
         let propensities = match propensities {
             PropensitiesRecord::Full(p) => Known::Full(p.into_owned()),
             PropensitiesRecord::Chosen(p) => Known::Chosen(p),
             PropensitiesRecord::Nothing => Known::Nothing,
         };
-        Self { query: vector.into_owned(), model, propensities, policy: policy.map(Cow::into_owned) }
+        Self {
+            query: vector.into_owned(),
+            model,
+            propensities,
+            policy: policy.map(Cow::into_owned),
+            // Impossible sets are found when the decision is checked against its space.
+            eligible: eligible.map_or(Eligible::ALL, |mask| Eligible::of_saved(mask.into_owned())),
+            charged: charged.into_owned(),
+        }
     }
 }
 
@@ -1366,6 +1472,14 @@ fn decide(
         Ok(all)
     };
     let chosen = index(model)?;
+    let eligible = match &propensities {
+        // Models without an entry could not be chosen.
+        Propensities::Full(entries) => {
+            let is_listed = |model: &ModelName| entries.iter().any(|(name, _)| name == model);
+            Eligible::only(spec.models.iter().map(is_listed).collect()).unwrap_or_default()
+        }
+        _ => Eligible::ALL,
+    };
     let impossible = |entries: &[(ModelName, f64)]| !entries.iter().any(|(name, p)| name == model && *p > 0.0);
     let propensities = match propensities {
         Propensities::Full(entries) if impossible(&entries) => return Err(Bad::ImpossibleChoice(model.clone())),
@@ -1389,6 +1503,8 @@ fn decide(
         query,
         propensities,
         policy,
+        eligible,
+        charged: Vec::new(),
     }))
 }
 
@@ -1564,7 +1680,15 @@ mod tests {
         let (space, request_id, rewarded_ms) = (Name::default_space(), "r".to_owned(), Some(2));
         assert_eq!(
             applied,
-            [Applied { space, request_id, model: 1, reward: 0.0, latency_ms: Some(1), rewarded_ms, example: None }],
+            [Applied {
+                space,
+                request_id,
+                model: 1,
+                reward: Some(0.0),
+                latency_ms: Some(1),
+                rewarded_ms,
+                example: None
+            }],
             "-3 is clipped"
         );
     }
@@ -1649,6 +1773,8 @@ mod tests {
             model: 1,
             propensities,
             policy: Some(vec![0.1, 0.7, 0.2]),
+            eligible: Eligible::ALL,
+            charged: Vec::new(),
         };
         let mut engine = engine(SMALL);
         engine.admit(&Name::default_space(), &mut Vec::new()).unwrap();
@@ -1660,7 +1786,7 @@ mod tests {
             (Known::Chosen(0.6), MissingPropensities::Current, false),
             (Known::Nothing, MissingPropensities::Current, false),
         ] {
-            let example = space.example(decision(known), 1.0, missing);
+            let example = space.example(decision(known), Some(1.0), missing);
             assert_eq!(example.policy(), [0.1, 0.7, 0.2]);
             assert_eq!(example.has_stated_propensities(), is_stated);
         }

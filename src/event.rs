@@ -9,6 +9,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::eligible::Eligible;
 use crate::wire::records::learner::ExampleRecord;
 
 /// Name of a space: `[A-Za-z0-9._-]{1,64}`, not starting with a dot. Spaces name files, message keys and records.
@@ -198,16 +199,30 @@ fn scale(q: &mut [f64]) -> Result<(), BadQuery> {
     Ok(())
 }
 
-/// A query with the decision that was taken on it and the reward that it earned: what a learner learns from.
+/// A query with the decision that was taken on it and what came of it: what a learner learns from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Example {
     query: Query,
     model: usize,
     propensities: Vec<f64>,
     policy: Option<Vec<f64>>,
-    reward: f64,
+    eligible: Eligible,
+    /// The reward of the chosen model. Absent if the feedback is about other models only.
+    reward: Option<f64>,
+    /// Rewards of other models.
+    others: Vec<(usize, f64)>,
+    preference: Option<Preference>,
     /// Whether `propensities` is the distribution that the log states.
     is_stated: bool,
+}
+
+/// One model was preferred to another for a query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Preference {
+    /// Index of the model that was preferred.
+    pub preferred: usize,
+    /// Index of the other.
+    pub over: usize,
 }
 
 /// Why an [`Example`] cannot be learned from.
@@ -243,6 +258,12 @@ pub enum BadExample {
     /// The reward is NaN or outside of 0..1.
     #[error("reward {0} is not between 0 and 1: scale it to that range first")]
     Reward(f64),
+    /// The chosen model was not eligible.
+    #[error("the chosen model has index {0}, which is not eligible")]
+    Ineligible(usize),
+    /// A model has two rewards, or is preferred to itself.
+    #[error("the feedback names the model of index {0} twice")]
+    Twice(usize),
 }
 
 impl Example {
@@ -254,6 +275,17 @@ impl Example {
         policy: Option<Vec<f64>>,
         reward: f64,
     ) -> Result<Self, BadExample> {
+        check_reward(reward)?;
+        Ok(Self { reward: Some(reward), ..Self::unrewarded(query, model, propensities, policy)? })
+    }
+
+    /// The same without a reward of the chosen model: for feedback that is about others.
+    pub fn unrewarded(
+        query: Query,
+        model: usize,
+        propensities: Vec<f64>,
+        policy: Option<Vec<f64>>,
+    ) -> Result<Self, BadExample> {
         let expected = propensities.len();
         check_probabilities("propensities", &propensities, expected)?;
         if let Some(policy) = &policy {
@@ -264,10 +296,55 @@ impl Example {
             Some(&p) if p <= 0.0 => return Err(BadExample::Impossible),
             Some(_) => {}
         }
-        if !(0.0..=1.0).contains(&reward) {
-            return Err(BadExample::Reward(reward));
+        Ok(Self {
+            query,
+            model,
+            propensities,
+            policy,
+            eligible: Eligible::ALL,
+            reward: None,
+            others: Vec::new(),
+            preference: None,
+            is_stated: true,
+        })
+    }
+
+    /// The same example of a decision among these models alone.
+    pub fn among(self, eligible: Eligible) -> Result<Self, BadExample> {
+        if let Some(mask) = eligible.mask() {
+            let (found, expected) = (mask.len(), self.propensities.len());
+            if found != expected {
+                return Err(BadExample::Length { field: "eligible", found, expected });
+            }
+            if !mask[self.model] {
+                return Err(BadExample::Ineligible(self.model));
+            }
         }
-        Ok(Self { query, model, propensities, policy, reward, is_stated: true })
+        Ok(Self { eligible, ..self })
+    }
+
+    /// The same example with rewards of other models, each in 0..1.
+    pub fn with_others(self, others: Vec<(usize, f64)>) -> Result<Self, BadExample> {
+        for (i, &(model, reward)) in others.iter().enumerate() {
+            check_reward(reward)?;
+            if model >= self.propensities.len() {
+                return Err(BadExample::Model(model));
+            }
+            if model == self.model || others[..i].iter().any(|(other, _)| *other == model) {
+                return Err(BadExample::Twice(model));
+            }
+        }
+        Ok(Self { others, ..self })
+    }
+
+    /// The same example with a preference between two models.
+    pub fn with_preference(self, preference: Preference) -> Result<Self, BadExample> {
+        let Preference { preferred, over } = preference;
+        match preferred.max(over) {
+            model if model >= self.propensities.len() => Err(BadExample::Model(model)),
+            _ if preferred == over => Err(BadExample::Twice(over)),
+            _ => Ok(Self { preference: Some(preference), ..self }),
+        }
     }
 
     /// The same example with propensities that were guessed: completed from the probability of the chosen model alone, or those
@@ -312,27 +389,90 @@ impl Example {
         self.policy.as_deref().unwrap_or(&self.propensities)
     }
 
+    /// The models that could be chosen.
+    pub fn eligible(&self) -> &Eligible {
+        &self.eligible
+    }
+
     /// Whether the policy and the propensities give the chosen model different probabilities.
     pub fn is_weighted(&self) -> bool {
         self.policy()[self.model] != self.propensities[self.model]
     }
 
-    /// The reward, in 0..1.
-    pub fn reward(&self) -> f64 {
+    /// The reward of the chosen model, in 0..1, if the feedback has one.
+    pub fn reward(&self) -> Option<f64> {
         self.reward
+    }
+
+    /// All known rewards by model: that of the chosen model first, if it is known.
+    pub fn rewards(&self) -> impl Iterator<Item = (usize, f64)> {
+        self.reward.map(|reward| (self.model, reward)).into_iter().chain(self.others.iter().copied())
+    }
+
+    /// The preference between two models, if there is one.
+    pub fn preference(&self) -> Option<Preference> {
+        self.preference
+    }
+
+    /// The reward of the chosen model, if it is all that the feedback says.
+    pub fn only_reward(&self) -> Option<f64> {
+        self.reward.filter(|_| self.others.is_empty())
+    }
+
+    /// Replaces a preference by rewards that differ as it says: `predicted` are those of all models, as far as they are known.
+    /// Each model gets half of the difference, above and below the middle of the two predictions, as far as 0..1 permits. A model
+    /// with a reward of its own keeps that.
+    pub fn with_preference_as_rewards(&self, predicted: &[f64]) -> Self {
+        let Some(Preference { preferred, over }) = self.preference else { return self.clone() };
+        let middle = 0.5 * (predicted[preferred] + predicted[over]);
+        let mut example = Self { preference: None, ..self.clone() };
+        for (model, target) in [(preferred, (middle + 0.5).min(1.0)), (over, (middle - 0.5).max(0.0))] {
+            if self.rewards().all(|(known, _)| known != model) {
+                match model == self.model {
+                    true => example.reward = Some(target),
+                    false => example.others.push((model, target)),
+                }
+            }
+        }
+        example
     }
 
     /// Its record.
     pub fn record(&self) -> ExampleRecord {
-        let Self { query: Query(query), model, propensities, policy, reward, .. } = self.clone();
-        ExampleRecord { query, model: model as u64, propensities, policy, reward }
+        let Self { query: Query(query), model, propensities, policy, eligible, reward, others, .. } = self.clone();
+        ExampleRecord {
+            query,
+            model: model as u64,
+            propensities,
+            policy,
+            reward,
+            eligible: eligible.mask().map(<[bool]>::to_vec),
+            others: others.into_iter().map(|(model, reward)| (model as u64, reward)).collect(),
+            preference: self.preference.map(|Preference { preferred, over }| (preferred as u64, over as u64)),
+        }
     }
 
     /// Restores a record; none if it holds impossible values.
     pub fn from_record(record: ExampleRecord) -> Option<Self> {
-        let ExampleRecord { query, model, propensities, policy, reward } = record;
-        Self::new(Query::from_unit(query)?, usize::try_from(model).ok()?, propensities, policy, reward).ok()
+        let ExampleRecord { query, model, propensities, policy, reward, eligible, others, preference } = record;
+        let (query, index) = (Query::from_unit(query)?, |model: u64| usize::try_from(model).ok());
+        let others = others.into_iter().map(|(model, reward)| Some((index(model)?, reward))).collect::<Option<_>>()?;
+        let eligible = eligible.map_or(Some(Eligible::ALL), Eligible::only)?;
+        let example = match reward {
+            Some(reward) => Self::new(query, index(model)?, propensities, policy, reward),
+            None => Self::unrewarded(query, index(model)?, propensities, policy),
+        };
+        let mut example = example.ok()?.among(eligible).ok()?.with_others(others).ok()?;
+        if let Some((preferred, over)) = preference {
+            let preference = Preference { preferred: index(preferred)?, over: index(over)? };
+            example = example.with_preference(preference).ok()?;
+        }
+        Some(example)
     }
+}
+
+fn check_reward(reward: f64) -> Result<(), BadExample> {
+    if (0.0..=1.0).contains(&reward) { Ok(()) } else { Err(BadExample::Reward(reward)) }
 }
 
 fn check_probabilities(field: &'static str, values: &[f64], expected: usize) -> Result<(), BadExample> {
@@ -403,6 +543,18 @@ mod tests {
             assert!(matches!(example(0, &half, Some(&p), 1.0), Err(BadExample::Probability { field: "policy", .. })));
         }
         assert!(matches!(example(0, &half, Some(&[1.0]), 1.0), Err(BadExample::Length { .. })));
+        let good = || example(0, &half, None, 1.0).unwrap();
+        assert_eq!(good().among(Eligible::only(vec![false, true]).unwrap()), Err(BadExample::Ineligible(0)));
+        assert!(good().among(Eligible::only(vec![true, false, true]).unwrap()).is_err());
+        assert_eq!(good().with_others(vec![(0, 0.5)]), Err(BadExample::Twice(0)));
+        assert_eq!(good().with_others(vec![(2, 0.5)]), Err(BadExample::Model(2)));
+        assert!(good().with_others(vec![(1, 1.5)]).is_err());
+        assert_eq!(good().with_preference(Preference { preferred: 1, over: 1 }), Err(BadExample::Twice(1)));
+        let rich =
+            good().among(Eligible::only(vec![true, false]).unwrap()).unwrap().with_others(vec![(1, 0.25)]).unwrap();
+        let rich = rich.with_preference(Preference { preferred: 1, over: 0 }).unwrap();
+        assert_eq!(rich.rewards().collect::<Vec<_>>(), [(0, 1.0), (1, 0.25)]);
+        assert_eq!(Example::from_record(rich.record()), Some(rich));
         assert!(example(0, &half, None, 1.0).unwrap().check_shape(3, 2).is_err());
         assert!(example(0, &half, None, 1.0).unwrap().check_shape(2, 3).is_err());
     }

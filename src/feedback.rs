@@ -45,9 +45,20 @@ impl Feedback {
         self.reward.is_none() && self.more.as_ref().is_some_and(|more| more.failed)
     }
 
-    /// The optional parts, taken out.
-    pub fn take_more(&mut self) -> MoreFeedback {
-        self.more.take().map(|more| *more).unwrap_or_default()
+    /// Adds what later feedback of the same request says: of what both say the later counts. The rewards are combined
+    /// elsewhere.
+    pub fn extend(&mut self, later: &Self) {
+        let Some(later) = &later.more else { return };
+        let more = self.more.get_or_insert_default();
+        more.outcomes.extend(later.outcomes.iter().map(|(name, value)| (name.clone(), *value)));
+        more.rewards.extend(later.rewards.iter().map(|(model, reward)| (model.clone(), *reward)));
+        more.failed |= later.failed;
+        more.preference = later.preference.clone().or(more.preference.take());
+    }
+
+    /// Its outcomes.
+    pub fn outcomes(&self) -> Option<&BTreeMap<String, f64>> {
+        self.more.as_ref().map(|more| &more.outcomes).filter(|outcomes| !outcomes.is_empty())
     }
 
     /// Whether all its numbers are finite.

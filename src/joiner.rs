@@ -33,7 +33,11 @@
 //! Two counts are parts of these: *further* are the duplicates that repeat no reward of their request, so that `first`
 //! ignores them; *clipped* are the used rewards, each after aggregation, that the caller found outside of the range.
 //!
-//! A reward's identity is its `event_id`, or without one its (`ts_ms`, reward). A request is finished when its query
+//! A reward event may say more than a reward ([`Feedback`]), or something else. What says how good the decision was counts as a
+//! reward here. One that carries outcomes alone waits for more: it goes into the example with the others, or is handed on
+//! without an example when the window closes.
+//!
+//! A reward's identity is its `event_id`, or without one its (`ts_ms`, feedback). A request is finished when its query
 //! has joined, expired or been evicted. It is then remembered, with the identities of its rewards, until T is past both
 //! its end + `remember_ms` and its window, so that a query that is sent again is never learned again, however short
 //! `remember_ms`. Only the bound on remembered requests can break that.
@@ -56,6 +60,8 @@ use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::event_time::{CONFIRMATIONS, EventTime};
+use crate::feedback::Feedback;
+use crate::wire::envelope;
 use crate::wire::records::counts::{COUNT_MAX, JoinCountsRecord, QueryCountsRecord, RewardCountsRecord};
 use crate::wire::records::request::{FinishedRecord, PendingRecord, QueryRecord, RequestRecord, RewardRecord};
 use crate::wire::records::space::{AggregateRecord, JoinRecord, JoinSpecRecord, OnMissingRecord};
@@ -125,9 +131,10 @@ pub struct Joined<P> {
     pub ts_ms: i64,
     /// What the query carried.
     pub payload: P,
-    /// The reward, aggregated; finite if all its parts are, but neither mapped nor clipped.
-    pub reward: f64,
-    /// Whether no reward came, and this one is the default.
+    /// All feedback together, the reward aggregated; finite if all its parts are, but neither mapped nor clipped. Without an
+    /// answer if only outcomes came and the query is dropped.
+    pub feedback: Feedback,
+    /// Whether no answer came, and the reward is the default.
     pub defaulted: bool,
     /// Event time of its first reward, if one came.
     pub rewarded_ms: Option<i64>,
@@ -314,7 +321,7 @@ impl<P: Payload> Joiner<P> {
         self.counts.queries.read += 1;
         if self.has_query(request_id) {
             self.counts.queries.duplicate += 1;
-        } else if self.is_past(self.deadline(ts_ms)) || self.horizon_ms > Some(ts_ms) {
+        } else if self.is_late(ts_ms) {
             self.counts.queries.late += 1;
         } else {
             self.accept(request_id, Asked { ts_ms, payload }, out);
@@ -322,22 +329,31 @@ impl<P: Payload> Joiner<P> {
         self.keep_bounds();
     }
 
-    /// Takes a reward, a finite number; what is complete by then is appended to `out`, in the order of completion.
+    /// Whether a query would open a window: it is neither a duplicate nor late.
+    pub fn opens(&self, request_id: &str, ts_ms: i64) -> bool {
+        !self.has_query(request_id) && !self.is_late(ts_ms)
+    }
+
+    fn is_late(&self, ts_ms: i64) -> bool {
+        self.is_past(self.deadline(ts_ms)) || self.horizon_ms > Some(ts_ms)
+    }
+
+    /// Takes feedback, whose numbers are finite; what is complete by then is appended to `out`, in the order of completion.
     pub fn reward(
         &mut self,
         request_id: &str,
         ts_ms: i64,
-        reward: f64,
+        feedback: Feedback,
         event_id: Option<&str>,
         out: &mut Vec<Joined<P>>,
     ) {
         self.counts.rewards.read += 1;
-        let identity = identity(ts_ms, reward, event_id);
+        let identity = identity(ts_ms, &feedback, event_id);
         if self.memory.contains(request_id) {
             self.follow_up(request_id, ts_ms, identity);
         } else {
             // The number of rewards read so far is as good as a sequence number, and saved already.
-            let held = Held { ts_ms, reward, arrival: self.counts.rewards.read };
+            let held = Held { ts_ms, feedback, arrival: self.counts.rewards.read };
             self.hold(request_id, identity, held, out);
         }
         self.keep_bounds();
@@ -368,8 +384,14 @@ impl<P: Payload> Joiner<P> {
     }
 
     /// Takes back a reward that waits for its query, as if it had never been read; false if it does not wait.
-    pub fn withdraw_reward(&mut self, request_id: &str, ts_ms: i64, reward: f64, event_id: Option<&str>) -> bool {
-        let waits = self.pool.drop_early(request_id, ts_ms, identity(ts_ms, reward, event_id));
+    pub fn withdraw_reward(
+        &mut self,
+        request_id: &str,
+        ts_ms: i64,
+        feedback: &Feedback,
+        event_id: Option<&str>,
+    ) -> bool {
+        let waits = self.pool.drop_early(request_id, ts_ms, identity(ts_ms, feedback, event_id));
         if waits {
             self.counts.rewards.read -= 1;
             self.keep_bounds();
@@ -507,7 +529,7 @@ impl<P: Payload> Joiner<P> {
             None => (Id::from(request_id), Rewards::new()),
         };
         rewards.retain(|_, held| self.fits(asked.ts_ms, held.ts_ms));
-        let complete = self.is_first() && !rewards.is_empty();
+        let complete = self.is_first() && rewards.values().any(|held| held.feedback.is_answer());
         self.pool.put(id.clone(), Waiting { query: Some(asked), rewards });
         if complete {
             self.finish_now(&id, out);
@@ -534,8 +556,9 @@ impl<P: Payload> Joiner<P> {
         if !fits {
             return;
         }
+        let is_answer = held.feedback.is_answer();
         let id = self.pool.add_reward(request_id, identity, held);
-        if asked_ms.is_some() && self.is_first() {
+        if asked_ms.is_some() && self.is_first() && is_answer {
             self.finish_now(&id, out);
         }
     }
@@ -581,33 +604,37 @@ impl<P: Payload> Joiner<P> {
     fn finish(&mut self, id: &Id, end_ms: i64, out: &mut Vec<Joined<P>>) {
         let Some((id, Waiting { query: Some(asked), rewards })) = self.pool.take(id.as_str()) else { return };
         let Asked { ts_ms, payload } = asked;
-        let defaulted = rewards.is_empty();
-        let reward = if defaulted { self.expire() } else { Some(self.join(&rewards)) };
-        if let Some(reward) = reward {
-            let (request_id, rewarded_ms) = (id.as_str().to_owned(), rewards.values().map(|held| held.ts_ms).min());
-            out.push(Joined { request_id, ts_ms, payload, reward, defaulted, rewarded_ms });
+        let answers = rewards.values().filter(|held| held.feedback.is_answer()).count() as u64;
+        let defaulted = answers == 0;
+        let feedback = if defaulted { self.expire(&rewards) } else { self.join(&rewards, answers) };
+        if feedback.is_answer() || feedback.more.is_some() {
+            let answered = rewards.values().filter(|held| held.feedback.is_answer());
+            let (request_id, rewarded_ms) = (id.as_str().to_owned(), answered.map(|held| held.ts_ms).min());
+            out.push(Joined { request_id, ts_ms, payload, feedback, defaulted, rewarded_ms });
         }
         let settled = if self.is_first() { Settled::by(&rewards) } else { Settled::No };
         self.remember(id, ts_ms, end_ms, settled, &rewards);
     }
 
-    /// Counts a query without reward; returns the reward that is learned nevertheless.
-    fn expire(&mut self) -> Option<f64> {
+    /// Counts a query without an answer, and the outcomes that came; returns what is learned nevertheless.
+    fn expire(&mut self, outcomes: &Rewards) -> Feedback {
         self.counts.queries.expired += 1;
-        match self.spec.on_missing {
+        self.counts.rewards.used += outcomes.len() as u64;
+        let reward = match self.spec.on_missing {
             OnMissing::Drop => None,
             OnMissing::Default(reward) => Some(reward),
-        }
+        };
+        Feedback { reward, ..self.spec.aggregate.of(outcomes) }
     }
 
-    /// Counts a query and its rewards; returns the aggregate.
-    fn join(&mut self, rewards: &Rewards) -> f64 {
+    /// Counts a query and its rewards, of which so many are answers; returns the aggregate.
+    fn join(&mut self, rewards: &Rewards, answers: u64) -> Feedback {
         let number = rewards.len() as u64;
-        let used = if self.is_first() { 1 } else { number };
+        let unused = if self.is_first() { answers - 1 } else { 0 };
         self.counts.queries.joined += 1;
-        self.counts.rewards.used += used;
-        self.counts.rewards.duplicate += number - used;
-        self.counts.rewards.further += number - used;
+        self.counts.rewards.used += number - unused;
+        self.counts.rewards.duplicate += unused;
+        self.counts.rewards.further += unused;
         self.spec.aggregate.of(rewards)
     }
 
@@ -769,7 +796,7 @@ type Rewards = BTreeMap<u64, Held>;
 #[derive(Debug, Clone)]
 struct Held {
     ts_ms: i64,
-    reward: f64,
+    feedback: Feedback,
     arrival: u64,
 }
 
@@ -797,7 +824,8 @@ enum Settled {
 impl Settled {
     /// By the first of these rewards, if there is one.
     fn by(rewards: &Rewards) -> Self {
-        let first = rewards.iter().min_by_key(|(_, held)| (held.ts_ms, held.arrival));
+        let answers = rewards.iter().filter(|(_, held)| held.feedback.is_answer());
+        let first = answers.min_by_key(|(_, held)| (held.ts_ms, held.arrival));
         first.map_or(Self::No, |(identity, _)| Self::By(*identity))
     }
 }
@@ -955,14 +983,15 @@ impl<P: Payload> Waiting<P> {
             0 => 0,
             number => FIRST_REWARD_BYTES + (number - 1) * REWARD_BYTES,
         };
-        REQUEST_BYTES + id.as_str().len() + payload + rewards
+        let more: usize = self.rewards.values().map(|held| held.feedback.bytes()).sum();
+        REQUEST_BYTES + id.as_str().len() + payload + rewards + more
     }
 
     fn to_record(&self) -> RequestRecord<&P> {
         let query = self.query.as_ref().map(|asked| QueryRecord { ts_ms: asked.ts_ms, decision: &asked.payload });
         let reward = |(&identity, held): (&u64, &Held)| {
-            let Held { ts_ms, reward, arrival } = *held;
-            RewardRecord { identity, ts_ms, reward, arrival }
+            let Held { ts_ms, feedback: Feedback { reward, more }, arrival } = held.clone();
+            RewardRecord { identity, ts_ms, reward, more, arrival }
         };
         RequestRecord::Pending(PendingRecord { query, rewards: self.rewards.iter().map(reward).collect() })
     }
@@ -971,13 +1000,15 @@ impl<P: Payload> Waiting<P> {
     fn from_record(record: PendingRecord<P>) -> Option<Self> {
         let PendingRecord { query, rewards } = record;
         let in_order = rewards.is_sorted_by(|a, b| a.identity < b.identity);
-        let is_sound = in_order && rewards.iter().all(|reward| reward.reward.is_finite());
-        if !is_sound || query.is_none() && rewards.is_empty() {
+        if !in_order || query.is_none() && rewards.is_empty() {
             return None;
         }
         let query = query.map(|QueryRecord { ts_ms, decision }| Asked { ts_ms, payload: decision });
-        let held = |RewardRecord { identity, ts_ms, reward, arrival }| (identity, Held { ts_ms, reward, arrival });
-        Some(Self { query, rewards: rewards.into_iter().map(held).collect() })
+        let held = |RewardRecord { identity, ts_ms, reward, more, arrival }| {
+            let feedback = Feedback { reward, more };
+            feedback.is_finite().then_some((identity, Held { ts_ms, feedback, arrival }))
+        };
+        Some(Self { query, rewards: rewards.into_iter().map(held).collect::<Option<_>>()? })
     }
 
     /// The request's entries in the index of rewards without a query.
@@ -1088,20 +1119,27 @@ impl Finished {
 }
 
 impl Aggregate {
-    /// One reward of many; 0 of none.
-    fn of(self, rewards: &Rewards) -> f64 {
+    /// All feedback of a request together. Under `first` only the first answer counts, with all outcomes.
+    fn of(self, rewards: &Rewards) -> Feedback {
         let mut held: Vec<&Held> = rewards.values().collect();
         held.sort_unstable_by_key(|held| (held.ts_ms, held.arrival));
-        let mut rewards = held.iter().map(|held| held.reward);
-        match self {
-            Self::First => rewards.next(),
-            Self::Last => rewards.next_back(),
-            Self::Sum => Some(finite(rewards.sum())),
-            Self::Mean => Some(finite(rewards.sum()) / held.len().max(1) as f64),
-            Self::Max => rewards.reduce(f64::max),
-            Self::Min => rewards.reduce(f64::min),
+        if self == Self::First {
+            let mut is_answered = false;
+            held.retain(|held| !held.feedback.is_answer() || !std::mem::replace(&mut is_answered, true));
         }
-        .unwrap_or_default()
+        let mut all = Feedback::default();
+        held.iter().for_each(|held| all.extend(&held.feedback));
+        let known = || held.iter().filter_map(|held| held.feedback.reward);
+        let sum = || (known().count() > 0).then(|| finite(known().sum()));
+        all.reward = match self {
+            Self::First => known().next(),
+            Self::Last => known().next_back(),
+            Self::Sum => sum(),
+            Self::Mean => sum().map(|sum| sum / known().count() as f64),
+            Self::Max => known().reduce(f64::max),
+            Self::Min => known().reduce(f64::min),
+        };
+        all
     }
 }
 
@@ -1125,14 +1163,16 @@ impl Borrow<str> for Id {
 }
 
 /// What makes a reward the same reward within its request: a hash, so that it costs the same whatever the event id.
-fn identity(ts_ms: i64, reward: f64, event_id: Option<&str>) -> u64 {
-    match event_id {
-        Some(event_id) => xxh3_64_with_seed(event_id.as_bytes(), 1),
-        None => {
-            // Adding zero makes -0 the same reward as 0.
-            let bits = (reward + 0.0).to_bits();
-            xxh3_64_with_seed([ts_ms.to_le_bytes(), bits.to_le_bytes()].as_flattened(), 0)
-        }
+fn identity(ts_ms: i64, feedback: &Feedback, event_id: Option<&str>) -> u64 {
+    if let Some(event_id) = event_id {
+        return xxh3_64_with_seed(event_id.as_bytes(), 1);
+    }
+    // Adding zero makes -0 the same reward as 0.
+    let bits = (feedback.reward.unwrap_or_default() + 0.0).to_bits();
+    let numbers = [ts_ms.to_le_bytes(), bits.to_le_bytes()];
+    match &feedback.more {
+        None => xxh3_64_with_seed(numbers.as_flattened(), 0),
+        Some(more) => xxh3_64_with_seed(&[numbers.as_flattened(), &envelope::encode(more)].concat(), 2),
     }
 }
 
@@ -1148,6 +1188,7 @@ fn later(ts_ms: i64, by_ms: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use crate::wire::records::request::SavedDecision;
     use proptest::bool::weighted;
     use proptest::collection::vec;
     use proptest::option;
@@ -1444,10 +1485,10 @@ mod tests {
             let mut joiner = exact(with(aggregate));
             let mut out = Vec::new();
             joiner.query("a", 0, Size(0), &mut out);
-            joiner.reward("a", 0, f64::MAX, None, &mut out);
-            joiner.reward("a", 1, f64::MAX, None, &mut out);
+            joiner.reward("a", 0, Feedback::reward(f64::MAX), None, &mut out);
+            joiner.reward("a", 1, Feedback::reward(f64::MAX), None, &mut out);
             joiner.close_all(&mut out);
-            assert_eq!(out[0].reward, reward);
+            assert_eq!(out[0].feedback, Feedback::reward(reward));
         }
     }
 
@@ -1456,7 +1497,7 @@ mod tests {
         let mut joiner = exact(with(Aggregate::Sum));
         let id = "x".repeat(64);
         joiner.query(&id, 0, Size(3300), &mut Vec::new());
-        joiner.reward(&id, 0, 1.0, None, &mut Vec::new());
+        joiner.reward(&id, 0, Feedback::reward(1.0), None, &mut Vec::new());
         assert_eq!(joiner.load().requests, 1);
         assert!(joiner.load().bytes < 4096, "{:?}", joiner.load());
         joiner.close_all(&mut Vec::new());
@@ -1574,7 +1615,7 @@ mod tests {
             records.push(("new".into(), RequestRecord::Pending(nothing)));
         });
         // Rewards are finite, and identities in order, so that a record has one encoding.
-        let reward = RewardRecord { identity: 2, ts_ms: 21, reward: 1.0, arrival: 1 };
+        let reward = RewardRecord { identity: 2, ts_ms: 21, reward: Some(1.0), more: None, arrival: 1 };
         let swap = |head: &mut JoinRecord, records: &mut Records, rewards: Vec<RewardRecord>| {
             records.retain(|(id, _)| id != "b");
             head.counts.rewards.read += rewards.len() as u64 - 1;
@@ -1582,11 +1623,13 @@ mod tests {
             records.push(("b".into(), RequestRecord::Pending(PendingRecord { query: None, rewards })));
         };
         let (mut sound_head, mut sound) = (head.clone(), all());
-        swap(&mut sound_head, &mut sound, vec![RewardRecord { identity: 1, ..reward }, reward]);
+        swap(&mut sound_head, &mut sound, vec![RewardRecord { identity: 1, ..reward.clone() }, reward.clone()]);
         assert!(Joiner::restore(sound_head, sound).is_ok());
-        refused(&|head, records| swap(head, records, vec![reward, RewardRecord { identity: 1, ..reward }]));
-        refused(&|head, records| swap(head, records, vec![reward, reward]));
-        refused(&|head, records| swap(head, records, vec![RewardRecord { reward: f64::NAN, ..reward }]));
+        refused(&|head, records| {
+            swap(head, records, vec![reward.clone(), RewardRecord { identity: 1, ..reward.clone() }])
+        });
+        refused(&|head, records| swap(head, records, vec![reward.clone(), reward.clone()]));
+        refused(&|head, records| swap(head, records, vec![RewardRecord { reward: Some(f64::NAN), ..reward.clone() }]));
         refused(&|head, records| {
             head.remembered += 2;
             records.retain(|(id, _)| id != "f");
@@ -1790,7 +1833,8 @@ mod tests {
                     n => parts.push(format!("{name} x{n}")),
                 }
             }
-            for Joined { request_id, ts_ms, reward, defaulted, .. } in joined {
+            for Joined { request_id, ts_ms, feedback, defaulted, .. } in joined {
+                let reward = feedback.reward.unwrap_or_default();
                 parts.push(format!("{request_id}@{ts_ms}={reward}{}", if defaulted { "?" } else { "" }));
             }
             found.push(format!("{} -> {}", event.trim(), parts.join(", ")));
@@ -1963,6 +2007,10 @@ mod tests {
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     struct Size(usize);
 
+    impl SavedDecision for Size {
+        type Old = Self;
+    }
+
     impl Payload for Size {
         fn bytes(&self) -> usize {
             self.0
@@ -2022,7 +2070,7 @@ mod tests {
             match self {
                 Self::Query { id, ts, size } => joiner.query(id, *ts, Size(*size), &mut out),
                 Self::Reward { id, ts, reward, event_id } => {
-                    joiner.reward(id, *ts, *reward, event_id.as_deref(), &mut out);
+                    joiner.reward(id, *ts, Feedback::reward(*reward), event_id.as_deref(), &mut out);
                 }
                 Self::Retired(_) => joiner.retired(),
                 Self::Remap(by) => joiner.remap(|size| size.remap(*by)),
@@ -2261,7 +2309,7 @@ mod tests {
                 request_id: id.clone(),
                 ts_ms: *ts,
                 payload: Size(*size),
-                reward,
+                feedback: Feedback::reward(reward),
                 defaulted: values.is_empty(),
                 rewarded_ms: held.first().map(|&r| self.rewards[r].ts),
             }));

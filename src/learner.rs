@@ -8,12 +8,14 @@
 //! or the state is read. This affects only the speed, not the result.
 
 use std::cell::{RefCell, RefMut};
+use std::collections::BTreeMap;
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use thiserror::Error;
 
 use crate::config::{Method, Spec};
+use crate::eligible::Eligible;
 use crate::evaluate::rollout::RolloutView;
 use crate::evaluate::sample_ratio::SampleRatio;
 use crate::evaluate::worth::{Floor, Outlook, Scratch, Worth, WorthView};
@@ -24,6 +26,7 @@ use crate::hpg::parameter_free::ParameterFree;
 use crate::hpg::regression::HypentropyRegression;
 use crate::hpg::schedule::shrink;
 use crate::hpg::spectra::Eigen;
+use crate::objective::{Charge, Objective, ObjectiveView, Tolls, pay};
 use crate::policy::constant::{Fixed, Uniform};
 use crate::policy::exp3::Exp3;
 use crate::policy::linear_bandit::LinearBandit;
@@ -86,6 +89,12 @@ pub trait Learner: Send {
         Play::softmax(1.0)
     }
 
+    /// Units of the score per unit of the reward, where scores are predicted rewards played so steeply: models then pay for their
+    /// outcomes with their scores ([`crate::objective`]). `None` for algorithms that do not predict rewards.
+    fn steepness(&self) -> Option<f64> {
+        None
+    }
+
     /// Starts a model from a given W = V diag(lambda) V'; false if the algorithm cannot.
     fn set(&mut self, _model: usize, _lambda: &[f64], _vectors: &[f64]) -> bool {
         false
@@ -123,10 +132,11 @@ impl Play {
         Self { steepness: 1.0, sampling: Sampling::InverseGap { gap } }
     }
 
-    /// Turns scores into their distribution.
-    pub fn turn(self, scores: &mut [f64]) {
+    /// Turns scores into their distribution over the eligible models, which pay these tolls.
+    pub fn turn(self, scores: &mut [f64], tolls: &[f64], eligible: &Eligible) {
         scores.iter_mut().for_each(|score| *score *= self.steepness);
-        self.sampling.turn(scores);
+        pay(scores, tolls);
+        self.sampling.turn_among(scores, eligible);
     }
 
     /// The same in the routing form: what scores are multiplied with is part of them there.
@@ -144,6 +154,8 @@ pub struct Lesson {
     pub example: Example,
     /// Mean of the rewards before this one; 0.5 before the first.
     pub mean_before: f64,
+    /// What each model paid for its outcomes, in units of the score; empty if none did.
+    pub tolls: Vec<f64>,
 }
 
 /// A decision: which model, and with which probabilities it was drawn.
@@ -155,9 +167,23 @@ pub struct Decision {
     pub distribution: Distribution,
 }
 
+/// A decision to charge, as its event states it.
+#[derive(Debug, Clone, Copy)]
+pub struct ChargedDecision<'a> {
+    /// Index of the model.
+    pub model: usize,
+    /// The distribution that it was drawn from, if the log states it.
+    pub played: Option<&'a [f64]>,
+    /// The policy before a floor was mixed in, where it differs.
+    pub policy: Option<&'a [f64]>,
+    /// Version of the parameters that decided; `None` if others decided.
+    pub params_version: Option<u64>,
+}
+
 /// A learner with the state that all algorithms share.
 pub struct Trainer {
     spec: Spec,
+    objective: Objective,
     student: RefCell<Student>,
 }
 
@@ -166,8 +192,11 @@ struct Student {
     learner: Box<dyn Learner>,
     book: Book,
     worth: Worth,
-    /// Deferred examples.
+    /// Deferred examples, with the tolls of the time when they came.
     ahead: Vec<Example>,
+    ahead_tolls: Vec<Tolls>,
+    /// Predicted rewards of the last example, and the distribution that was played, where there is a floor on the quality.
+    noted: Option<(Vec<f64>, Vec<f64>)>,
     /// The policy and the predicted rewards for the example that is evaluated, and scratch buffers of the evaluation.
     judged: Vec<f64>,
     predicted: Vec<f64>,
@@ -181,6 +210,8 @@ struct Book {
     pending: Vec<Lesson>,
     rewards: DecayingMean,
     reward_sum: f64,
+    /// Examples with a reward of the chosen model.
+    rewarded: u64,
     learned: u64,
     version: u64,
 }
@@ -238,11 +269,13 @@ impl Trainer {
             pending: Vec::new(),
             rewards: DecayingMean::default(),
             reward_sum: 0.0,
+            rewarded: 0,
             learned: 0,
             version: 0,
         };
         let worth = Worth::new(&spec.worth, models);
-        Self { spec, student: RefCell::new(Student::new(learner, book, worth)) }
+        let objective = Objective::new(spec.objective.clone(), spec.models.clone());
+        Self { spec, objective, student: RefCell::new(Student::new(learner, book, worth)) }
     }
 
     /// Restores a saved state. Hyper-parameters, the rank and models come from `spec` and may differ from those it was saved
@@ -260,6 +293,7 @@ impl Trainer {
         let before = Spec { models: models.map_err(|_| BadState::Shape)?, ..spec.clone() };
         let mut trainer = Self::from_record(before, record)?;
         trainer.flush();
+        trainer.objective.remap(spec.models.clone(), &places);
         let student = trainer.student.get_mut();
         student.learner.remap(&places);
         // Estimates for other models do not apply.
@@ -269,7 +303,7 @@ impl Trainer {
     }
 
     /// Restores a record that was saved with the same models.
-    fn from_record(spec: Spec, record: LearnerRecord) -> Result<Self, BadState> {
+    fn from_record(spec: Spec, mut record: LearnerRecord) -> Result<Self, BadState> {
         let mismatch = |key, saved: &dyn ToString, configured: &dyn ToString| {
             let (saved, configured) = (saved.to_string(), configured.to_string());
             if saved == configured { Ok(()) } else { Err(BadState::Mismatch { key, saved, configured }) }
@@ -279,8 +313,10 @@ impl Trainer {
         if matches!((&spec.method, &record.state), (Method::Hpg(_), AlgorithmRecord::Critic(_))) {
             mismatch("learner.estimator", &"critic", &"a policy gradient without a critic")?;
         }
+        let objective = std::mem::take(&mut record.objective);
+        let objective = Objective::restore(spec.objective.clone(), spec.models.clone(), objective);
         let student = Student::from_record(&spec, record).ok_or(BadState::Shape)?;
-        Ok(Self { spec, student: RefCell::new(student) })
+        Ok(Self { objective: objective.ok_or(BadState::Shape)?, spec, student: RefCell::new(student) })
     }
 
     /// The complete state, for a bit-for-bit resume: parameters, pending batch, means, counters, generator.
@@ -298,22 +334,30 @@ impl Trainer {
             version: book.version,
             state: learner.save(),
             policy_value: worth.record(),
+            rewarded: book.rewarded,
+            objective: self.objective.record(),
         };
         record.seal()
     }
 
     /// The current distribution over models for a query.
     pub fn distribution(&self, query: &Query) -> Result<Distribution, BadQuery> {
-        let Floor { share, distribution } = self.floor();
-        Ok(Distribution::mix(self.core(query)?, share, &distribution))
+        self.distribution_among(query, &Eligible::ALL)
     }
 
-    fn core(&self, query: &Query) -> Result<Vec<f64>, BadQuery> {
+    /// The current distribution over the eligible models for a query.
+    pub fn distribution_among(&self, query: &Query, eligible: &Eligible) -> Result<Distribution, BadQuery> {
+        let Floor { share, distribution } = self.floor();
+        Ok(Distribution::mix_among(self.core(query, eligible)?, share, &distribution, eligible.clone()))
+    }
+
+    fn core(&self, query: &Query, eligible: &Eligible) -> Result<Vec<f64>, BadQuery> {
         query.check_dim(self.spec.dim)?;
         let mut scores = vec![0.0; self.spec.models.len()];
         let student = self.caught_up();
         student.learner.scores(query, &mut scores);
-        student.learner.play(student.book.version).turn(&mut scores);
+        let tolls = student.in_scores(&self.objective.tolls());
+        student.learner.play(student.book.version).turn(&mut scores, &tolls, eligible);
         Ok(scores)
     }
 
@@ -367,10 +411,54 @@ impl Trainer {
         example.check_shape(self.spec.dim, self.spec.models.len())?;
         let student = self.student.get_mut();
         student.ahead.push(example);
-        if self.spec.batch > 1 || student.ahead.len() >= student.learner.foresight() {
+        student.ahead_tolls.push(self.objective.tolls());
+        // The floor moves prices with every example.
+        let has_floor = self.objective.has_floor();
+        if has_floor || self.spec.batch > 1 || student.ahead.len() >= student.learner.foresight() {
             student.catch_up(&self.spec);
         }
+        if has_floor && let Some((predicted, played)) = student.noted.take() {
+            self.objective.note_quality(&predicted, &played);
+        }
         Ok(())
+    }
+
+    /// Charges a decision when its event is read; returns what it was charged, to be settled when its outcomes arrive.
+    pub fn charge(&mut self, decision: ChargedDecision, known: &BTreeMap<String, f64>) -> Vec<(String, f64)> {
+        if self.objective.is_empty() {
+            return Vec::new();
+        }
+        let examples = self.version();
+        let charge = Charge {
+            model: decision.model,
+            played: decision.played,
+            policy: decision.policy.or(decision.played),
+            age: decision.params_version.map(|version| examples.saturating_sub(version)),
+            examples,
+            is_partial: self.is_partial(),
+        };
+        self.objective.charge(charge, known)
+    }
+
+    /// Corrects a charge by the outcomes that arrived.
+    pub fn settle(&mut self, model: usize, charged: &[(String, f64)], outcomes: &BTreeMap<String, f64>) {
+        let is_partial = self.is_partial();
+        self.objective.settle(model, charged, outcomes, is_partial);
+    }
+
+    /// Whether something else than the policy and its exploration gets most of the traffic.
+    fn is_partial(&self) -> bool {
+        self.student.borrow().worth.floor(&self.spec.worth, 0.0).share > 0.5
+    }
+
+    /// What was charged, and what it does to the scores; `None` if only the reward counts.
+    pub fn objective(&self) -> Option<ObjectiveView> {
+        self.objective.view(self.caught_up().learner.steepness().unwrap_or(1.0))
+    }
+
+    /// Number of decisions that were charged.
+    pub fn charges(&self) -> u64 {
+        self.objective.charges()
     }
 
     /// The learning part, with no deferred examples.
@@ -389,6 +477,7 @@ impl Trainer {
             book.rewards.sum += others.rewards.sum;
             book.rewards.weight += others.rewards.weight;
             book.reward_sum += others.reward_sum;
+            book.rewarded += others.rewarded;
             book.learned += others.learned;
             book.version += others.version;
             student.worth.add(&other_student.worth);
@@ -411,7 +500,8 @@ impl Trainer {
         let Floor { share, distribution } = self.floor();
         let Student { learner, book, .. } = &*self.caught_up();
         let (sampling, scores, head) = learner.play(book.version).exported(learner.score_forms(), learner.head_table());
-        let outcomes = Outcomes::default();
+        let outcomes =
+            learner.steepness().map_or_else(Outcomes::default, |steepness| self.objective.outcomes(steepness));
         Policy { sampling, floor: share, floor_distribution: distribution, scores, head, outcomes }
     }
 
@@ -453,16 +543,19 @@ impl Trainer {
         book.learned + ahead.len() as u64
     }
 
-    /// Sum of their rewards.
-    pub fn reward_sum(&self) -> f64 {
+    /// Sum of the rewards of chosen models, and the number of examples that have one.
+    pub fn rewards(&self) -> (f64, u64) {
         let Student { book, ahead, .. } = &*self.student.borrow();
-        ahead.iter().fold(book.reward_sum, |sum, example| sum + example.reward())
+        let known = ahead.iter().filter_map(Example::reward);
+        known.fold((book.reward_sum, book.rewarded), |(sum, number), reward| (sum + reward, number + 1))
     }
 
-    /// Mean of their rewards.
+    /// Mean of these rewards.
     pub fn mean_reward(&self) -> f64 {
-        let learned = self.learned();
-        if learned == 0 { 0.0 } else { self.reward_sum() / learned as f64 }
+        match self.rewards() {
+            (_, 0) => 0.0,
+            (sum, number) => sum / number as f64,
+        }
     }
 }
 
@@ -473,6 +566,8 @@ impl Student {
             book,
             worth,
             ahead: Vec::new(),
+            ahead_tolls: Vec::new(),
+            noted: None,
             judged: Vec::new(),
             predicted: Vec::new(),
             scratch: Scratch::default(),
@@ -490,6 +585,7 @@ impl Student {
             pending: record.pending.into_iter().map(lesson).collect::<Option<_>>()?,
             rewards: DecayingMean { sum: record.reward_mean.sum, weight: record.reward_mean.weight },
             reward_sum: record.reward_sum,
+            rewarded: record.rewarded,
             learned: record.learned,
             version: record.version,
         };
@@ -500,20 +596,35 @@ impl Student {
 
     /// Applies deferred examples.
     fn catch_up(&mut self, spec: &Spec) {
-        let mut ahead = std::mem::take(&mut self.ahead);
+        let (mut ahead, mut tolls) = (std::mem::take(&mut self.ahead), std::mem::take(&mut self.ahead_tolls));
         if ahead.len() > 1 {
             self.learner.expect(&ahead);
         }
-        ahead.drain(..).for_each(|example| self.learn(spec, example));
-        self.ahead = ahead;
+        ahead.drain(..).zip(tolls.drain(..)).for_each(|(example, tolls)| self.learn(spec, example, &tolls));
+        (self.ahead, self.ahead_tolls) = (ahead, tolls);
     }
 
-    fn learn(&mut self, spec: &Spec, example: Example) {
-        self.judge(spec, &example);
+    /// What each model pays in units of the present scores; nothing to an algorithm that does not predict rewards.
+    fn in_scores(&self, tolls: &Tolls) -> Vec<f64> {
+        match self.learner.steepness().filter(|_| !tolls.is_empty()) {
+            Some(steepness) => tolls.in_scores(steepness),
+            None => Vec::new(),
+        }
+    }
+
+    fn learn(&mut self, spec: &Spec, example: Example, tolls: &Tolls) {
+        let tolls = self.in_scores(tolls);
+        self.judge(spec, &example, &tolls);
+        let mean_before = self.book.rewards.mean();
+        let reward = example.reward();
+        let example = if example.preference().is_some() { self.with_rewards(example, mean_before) } else { example };
         let book = &mut self.book;
-        let lesson = Lesson { mean_before: book.rewards.mean(), example };
-        book.rewards.add(lesson.example.reward(), shrink(spec.half_life, 1));
-        book.reward_sum += lesson.example.reward();
+        let lesson = Lesson { mean_before, example, tolls };
+        if let Some(reward) = reward {
+            book.rewards.add(reward, shrink(spec.half_life, 1));
+            book.reward_sum += reward;
+            book.rewarded += 1;
+        }
         book.learned += 1;
         book.pending.push(lesson);
         if book.pending.len() >= spec.batch {
@@ -521,13 +632,27 @@ impl Student {
         }
     }
 
+    /// The same example with rewards in place of a preference, as far as the algorithm predicts them.
+    fn with_rewards(&mut self, example: Example, mean: f64) -> Example {
+        let mut predicted = vec![mean; example.propensities().len()];
+        if !self.learner.predict(example.query(), &[], mean, &mut predicted) {
+            predicted.fill(mean);
+        }
+        example.with_preference_as_rewards(&predicted)
+    }
+
     /// Evaluates the policy on an example before learning from it.
-    fn judge(&mut self, spec: &Spec, example: &Example) {
-        let Self { learner, book, worth, judged, predicted, scratch, .. } = self;
+    fn judge(&mut self, spec: &Spec, example: &Example, tolls: &[f64]) {
+        let Self { learner, book, worth, judged, predicted, scratch, noted, .. } = self;
+        let models = spec.models.len();
+        if spec.objective.floor.is_some() {
+            let mut rewards = vec![0.0; models];
+            let is_predicted = learner.predict(example.query(), &[], book.rewards.mean(), &mut rewards);
+            *noted = is_predicted.then(|| (rewards, example.propensities().to_vec()));
+        }
         if !worth.is_next_judged(&spec.worth) {
             return worth.see(&spec.worth, example, None, scratch);
         }
-        let models = spec.models.len();
         judged.resize(models, 0.0);
         predicted.resize(models, 0.0);
         let (query, mean) = (example.query(), book.rewards.mean());
@@ -541,11 +666,13 @@ impl Student {
                 _ => learner.scores(query, judged),
             }
             let has_predicted = learner.predict(query, judged, mean, predicted);
-            learner.play(book.version).turn(judged);
+            learner.play(book.version).turn(judged, tolls, example.eligible());
             has_predicted
         };
         let exploration = spec.exploration_floor;
-        judged.iter_mut().for_each(|p| *p = (1.0 - exploration) * *p + exploration / models as f64);
+        let eligible = (0..models).filter(|m| example.eligible().allows(*m)).count() as f64;
+        let explored = |m: usize| if example.eligible().allows(m) { exploration / eligible } else { 0.0 };
+        judged.iter_mut().enumerate().for_each(|(m, p)| *p = (1.0 - exploration) * *p + explored(m));
         let outlook = Outlook { policy: judged, predicted: has_predicted.then_some(predicted), exploration };
         worth.see(&spec.worth, example, Some(outlook), scratch);
     }
@@ -619,21 +746,30 @@ fn generator(record: &GeneratorRecord) -> ChaCha8Rng {
 }
 
 impl Lesson {
+    /// A lesson for which no model pays.
+    pub fn new(example: Example, mean_before: f64) -> Self {
+        Self { example, mean_before, tolls: Vec::new() }
+    }
+
     fn record(&self) -> LessonRecord {
-        LessonRecord { example: self.example.record(), mean_before: self.mean_before }
+        LessonRecord { example: self.example.record(), mean_before: self.mean_before, tolls: self.tolls.clone() }
     }
 
     fn from_record(record: LessonRecord) -> Option<Self> {
-        let LessonRecord { example, mean_before } = record;
+        let LessonRecord { example, mean_before, tolls } = record;
         let example = Example::from_record(example)?;
-        (0.0..=1.0).contains(&mean_before).then_some(Self { example, mean_before })
+        let is_sound = (0.0..=1.0).contains(&mean_before)
+            && (tolls.is_empty() || tolls.len() == example.propensities().len())
+            && tolls.iter().all(|toll| toll.is_finite());
+        is_sound.then_some(Self { example, mean_before, tolls })
     }
 }
 
 impl Book {
     fn is_sound(&self) -> bool {
         self.rewards.is_sound()
-            && (0.0..=self.learned as f64).contains(&self.reward_sum)
+            && self.rewarded <= self.learned
+            && (0.0..=self.rewarded as f64).contains(&self.reward_sum)
             && self.version.checked_add(self.pending.len() as u64) == Some(self.learned)
             && self.learned < u64::MAX / 2
     }

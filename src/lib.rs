@@ -67,6 +67,7 @@
 //! - [`timestamp`]: times as text.
 //! - [`event`]: names, unit queries, examples. A value of these types is already validated.
 //! - [`feedback`]: what came of a decision. [`eligible`]: which models may answer a request.
+//! - [`objective`]: what is maximised: the reward, less priced outcomes, within budgets.
 //! - [`config`]: raw keys, and the validated settings made from them.
 //! - [`hpg`]: the paper's mathematics, with its notation table.
 //! - [`policy`]: the algorithms that HPG is compared with.
@@ -123,6 +124,7 @@ pub mod inspect;
 pub mod joiner;
 pub mod learner;
 pub mod merge;
+pub mod objective;
 pub mod policy;
 pub mod query_key;
 #[cfg(feature = "daemon")]

@@ -223,7 +223,7 @@ mod tests {
 
     fn found(case: Case) -> Vec<Warning> {
         let Case { on_missing, aggregate, examples, rewards, expired, pending, further } = case;
-        let range = RewardSpec { low: 0.0, high: 1.0, reject: false };
+        let range = RewardSpec { low: 0.0, high: 1.0, reject: false, failed: None };
         let mut learned = Learned::new(3, &range);
         let models = examples.iter().enumerate().flat_map(|(model, number)| (0..*number).map(move |_| model));
         for (model, reward) in models.zip(rewards.iter().cycle()) {
@@ -311,7 +311,7 @@ mod tests {
         check(Case { examples: [500, 500, 0], ..GOOD }, &[(code, key, "none of 1000 examples played the model c.")]);
         check(Case { examples: [500, 499, 0], ..GOOD }, &[]);
         check(Case { examples: [0, 0, 1000], ..GOOD }, &[(code, key, "played the models a, b.")]);
-        let range = RewardSpec { low: 0.0, high: 1.0, reject: false };
+        let range = RewardSpec { low: 0.0, high: 1.0, reject: false, failed: None };
         let models: Vec<ModelName> = (0..30).map(|i| ModelName::try_from(format!("m-{i}")).unwrap()).collect();
         let mut learned = Learned::new(30, &range);
         learned.examples[0] = 1499;

@@ -6,6 +6,7 @@ use std::hint::black_box;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use pointsman::config::{Config, Settings};
+use pointsman::feedback::Feedback;
 use pointsman::joiner::{Joiner, Payload};
 use pointsman::wire::events::Parser;
 use serde_json::{Value, json};
@@ -84,7 +85,7 @@ pub fn joining() -> Stage {
             joiner.observe(ts_ms, &mut out);
             joiner.query(&id, ts_ms, payload, &mut out);
             joiner.observe(ts_ms, &mut out);
-            joiner.reward(&earlier, ts_ms, 1.0, None, &mut out);
+            joiner.reward(&earlier, ts_ms, Feedback::reward(1.0), None, &mut out);
             black_box(&out);
             out.clear();
         };

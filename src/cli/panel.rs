@@ -5,6 +5,7 @@ use anyhow::anyhow;
 
 use super::contestants::Contestant;
 use crate::config::{Algorithm, LearnerConfig, Spec};
+use crate::eligible::Eligible;
 use crate::evaluate::judge::{Estimate, Judge, Logged, Range};
 use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
 use crate::evaluate::verdict::{Assessments, Names};
@@ -88,11 +89,13 @@ impl Panel {
         if example.has_stated_propensities() {
             self.ratio.see(example.propensities(), example.model());
         }
+        let Some(reward) = example.reward() else { return self.learn(example) };
         let event = Logged {
             propensities: example.propensities(),
             model: example.model(),
-            reward: example.reward(),
+            reward,
             predicted: &predicted,
+            eligible: example.eligible(),
         };
         let played: Vec<&[f64]> = played.iter().map(Vec::as_slice).collect();
         self.judge.see(&event, &played);
@@ -107,6 +110,10 @@ impl Panel {
             });
             self.curve.push(self.judge.events(), lifts);
         }
+        self.learn(example)
+    }
+
+    fn learn(&mut self, example: &Example) -> anyhow::Result<()> {
         for policy in &mut self.policies {
             if let Judged::Learner(trainer) = policy {
                 trainer.learn(example.clone())?;
@@ -161,13 +168,30 @@ impl Judged {
         Ok(match self {
             Self::Logged => example.propensities().to_vec(),
             Self::Params { params, places } => {
-                let played = params.distribution(example.query())?.propensities;
-                places.iter().map(|place| place.map_or(0.0, |place| played[place])).collect()
+                let may =
+                    |(m, place): (usize, &Option<usize>)| place.map(|place| (place, example.eligible().allows(m)));
+                let mut mask = vec![false; params.models.len()];
+                places.iter().enumerate().filter_map(may).for_each(|(place, may)| mask[place] = may);
+                match Eligible::only(mask) {
+                    Some(eligible) => {
+                        let played = params.distribution_among(example.query(), &eligible)?.propensities;
+                        places.iter().map(|place| place.map_or(0.0, |place| played[place])).collect()
+                    }
+                    // Nothing that it knows could answer.
+                    None => conditioned_uniform(example, models),
+                }
             }
-            Self::Learner(trainer) => trainer.distribution(example.query())?.propensities,
-            Self::Uniform => uniform(models),
+            Self::Learner(trainer) => trainer.distribution_among(example.query(), example.eligible())?.propensities,
+            Self::Uniform => conditioned_uniform(example, models),
         })
     }
+}
+
+/// All models alike that could answer.
+fn conditioned_uniform(example: &Example, models: usize) -> Vec<f64> {
+    let mut all = uniform(models);
+    example.eligible().restrict(&mut all);
+    all
 }
 
 /// The lifts of all candidates by number of examples, in at most twice [`POINTS`] points.

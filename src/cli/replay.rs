@@ -287,9 +287,10 @@ fn drive<S: Log>(
 
 fn note(trends: &mut BTreeMap<Name, Trend>, applied: &[Applied]) {
     for example in applied {
+        let Some(reward) = example.reward else { continue };
         match trends.get_mut(&example.space) {
-            Some(trend) => trend.add(example.model, example.reward),
-            None => trends.entry(example.space.clone()).or_default().add(example.model, example.reward),
+            Some(trend) => trend.add(example.model, reward),
+            None => trends.entry(example.space.clone()).or_default().add(example.model, reward),
         }
     }
 }

@@ -144,10 +144,11 @@ fn position_within(value: &Spanned<DeValue<'_>>, rest: &str) -> Option<usize> {
 pub fn known_keys() -> Vec<String> {
     let mut text = String::new();
     for line in include_str!("../../config/default.toml").lines() {
-        // Optional keys are there as comments.
+        // Optional keys and sections are there as comments.
         let optional = line.strip_prefix("# ").filter(|text| {
             let key = text.split_once(" = ").map_or("", |(key, _)| key);
-            !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+            let is_section = text.starts_with('[') && text.ends_with(']') && !text.contains(' ');
+            is_section || !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
         });
         text += optional.unwrap_or(line);
         text.push('\n');

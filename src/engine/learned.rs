@@ -15,6 +15,8 @@ pub struct Learned {
     pub rewarded: u64,
     /// Those of them whose reward was outside the range.
     pub clipped: u64,
+    /// Decisions of each model that failed.
+    pub failures: Vec<u64>,
     /// Least and greatest reward of all examples, on the scale of 0..1. Absent before the first.
     extremes: Option<(f64, f64)>,
 }
@@ -23,7 +25,8 @@ impl Learned {
     /// Of no examples.
     pub fn new(models: usize, spec: &RewardSpec) -> Self {
         let range = (spec.low, spec.high);
-        Self { range, examples: vec![0; models], rewarded: 0, clipped: 0, extremes: None }
+        let (examples, failures) = (vec![0; models], vec![0; models]);
+        Self { range, examples, rewarded: 0, clipped: 0, failures, extremes: None }
     }
 
     /// Adds an example of a model with a reward as it was joined; returns the reward on the scale of 0..1, and whether it
@@ -38,6 +41,13 @@ impl Learned {
         let (least, greatest) = self.extremes.unwrap_or((unit, unit));
         self.extremes = Some((least.min(unit), greatest.max(unit)));
         (unit, is_clipped)
+    }
+
+    /// Adds a decision whose model did not answer.
+    pub fn add_failure(&mut self, model: usize) {
+        if let Some(failures) = self.failures.get_mut(model) {
+            *failures += 1;
+        }
     }
 
     /// Number of examples.
@@ -58,26 +68,31 @@ impl Learned {
 
     /// As it is saved; `None` before the first example, so that a space without examples has one record whatever the range.
     pub(super) fn to_record(&self) -> Option<LearnedRecord> {
-        let Self { range, ref examples, rewarded, clipped, extremes } = *self;
-        let (least, greatest) = extremes?;
-        Some(LearnedRecord { range, examples: examples.clone(), rewarded, clipped, least, greatest })
+        let Self { range, ref examples, rewarded, clipped, ref failures, extremes } = *self;
+        if extremes.is_none() && failures.iter().all(|n| *n == 0) {
+            return None;
+        }
+        let (examples, failures) = (examples.clone(), failures.clone());
+        Some(LearnedRecord { range, examples, rewarded, clipped, failures, extremes })
     }
 
     /// As it was saved, with the same models; starts over under another range. `None` if the record contradicts itself.
     pub(super) fn from_record(record: Option<LearnedRecord>, models: usize, spec: &RewardSpec) -> Option<Self> {
         let new = Self::new(models, spec);
-        let Some(LearnedRecord { range, examples, rewarded, clipped, least, greatest }) = record else {
+        let Some(LearnedRecord { range, examples, rewarded, clipped, failures, extremes }) = record else {
             return Some(new);
         };
         // Wider than a count: damaged ones must not overflow.
         let number: u128 = examples.iter().copied().map(u128::from).sum();
         let is_sound = examples.len() == models
-            && (1..=u128::from(COUNT_MAX)).contains(&number)
+            && failures.len() == models
+            && failures.iter().all(|n| *n <= COUNT_MAX)
+            && (u128::from(extremes.is_some())..=u128::from(COUNT_MAX)).contains(&number)
+            && (extremes.is_some() || number == 0)
             && u128::from(rewarded) <= number
             && clipped <= rewarded
-            && (0.0..=1.0).contains(&least)
-            && (least..=1.0).contains(&greatest);
-        let saved = Self { range, examples, rewarded, clipped, extremes: Some((least, greatest)) };
+            && extremes.is_none_or(|(least, greatest)| 0.0 <= least && least <= greatest && greatest <= 1.0);
+        let saved = Self { range, examples, rewarded, clipped, failures, extremes };
         is_sound.then(|| if saved.range == new.range { saved } else { new })
     }
 }
@@ -86,7 +101,7 @@ impl Learned {
 mod tests {
     use super::*;
 
-    const SPEC: RewardSpec = RewardSpec { low: -1.0, high: 3.0, reject: false };
+    const SPEC: RewardSpec = RewardSpec { low: -1.0, high: 3.0, reject: false, failed: None };
 
     fn of(rewards: &[(usize, f64, bool)]) -> Learned {
         let mut learned = Learned::new(2, &SPEC);
@@ -121,9 +136,9 @@ mod tests {
             |record| record.examples = vec![u64::MAX, u64::MAX],
             |record| record.rewarded = 4,
             |record| record.clipped = 3,
-            |record| record.least = f64::NAN,
-            |record| record.least = 1.5,
-            |record| record.greatest = 0.5,
+            |record| record.extremes = Some((f64::NAN, 1.0)),
+            |record| record.extremes = Some((1.5, 1.5)),
+            |record| record.extremes = Some((0.75, 0.5)),
         ];
         for (i, damage) in damages.into_iter().enumerate() {
             let mut damaged = record();

@@ -23,6 +23,9 @@
 //! A lift is one paired difference per event: where the policy plays b as well, a is 0 and adds no variance, and good predictions
 //! leave only the noise of the reward. The bound is on the mean lift over the queries that came.
 //!
+//! A model alone is evaluated on the events that it could have answered, and compared with policies on these. Policies are
+//! conditioned on the models that could be drawn.
+//!
 //! The latest events are a window of `BLOCKS` blocks. The k-th window starts with the k-th block and has the error
 //! probability alpha / (k (k + 1)). These add up to alpha, so that all windows are valid simultaneously.
 
@@ -33,6 +36,7 @@ use serde::Serialize;
 
 use super::confidence::{COUNT_MAX, ConfidenceSequence, RANGE};
 use super::off_policy::OffPolicy;
+use crate::eligible::Eligible;
 use crate::wire::records::learner::value::{BoundRecord, EstimateRecord, EvaluationRecord};
 
 /// A logged event with the rewards predicted for it.
@@ -46,6 +50,8 @@ pub struct Logged<'a> {
     pub reward: f64,
     /// Reward of each model, predicted before the event's reward was known, 0 to 1.
     pub predicted: &'a [f64],
+    /// The models that could be drawn.
+    pub eligible: &'a Eligible,
 }
 
 /// What one policy would have earned: sums over events, so that those of two stretches can be added.
@@ -138,7 +144,7 @@ impl Estimate {
     /// Adds an event to these sums and to those of the newest block. The policy plays the drawn model with probability
     /// `played`; `policy` is its distribution, or empty if it is not compared with the models.
     fn add(&mut self, newest: &mut Self, event: &Logged, played: f64, expected: Expected, policy: &[f64]) {
-        let &Logged { propensities, model, reward, predicted } = event;
+        let &Logged { propensities, model, reward, predicted, eligible } = event;
         let weight = (played / propensities[model]).min(WEIGHT_MAX);
         let robust = expected.plain + weight * (reward - predicted[model]);
         for one in [&mut *self, &mut *newest] {
@@ -149,7 +155,8 @@ impl Estimate {
         let errors =
             [event.error(played, event.low(model, played), 1.0), event.error(played, event.high(model, played), -1.0)];
         add_pair(&mut self.value, &mut newest.value, [expected.low, -expected.high], errors);
-        for (b, (all, block)) in self.lifts.iter_mut().zip(&mut newest.lifts).enumerate() {
+        let lifts = self.lifts.iter_mut().zip(&mut newest.lifts).enumerate();
+        for (b, (all, block)) in lifts.filter(|(b, _)| eligible.allows(*b)) {
             let (pi, rest) = (policy[b], 1.0 - policy[b]);
             let (low, high) = (event.low(b, rest), event.high(b, rest));
             let above = expected.low - pi * event.low(b, pi) - rest * high;
@@ -335,7 +342,8 @@ impl Judge {
             policy.iter().enumerate().for_each(|(j, pi)| expected.add(event, j, *pi));
             all.add(newest, event, policy[event.model], expected, policy);
         }
-        for (b, (all, newest)) in alone.iter_mut().zip(newest_alone).enumerate() {
+        let alone = alone.iter_mut().zip(newest_alone).enumerate();
+        for (b, (all, newest)) in alone.filter(|(b, _)| event.eligible.allows(*b)) {
             let mut expected = Expected::default();
             expected.add(event, b, 1.0);
             all.add(newest, event, f64::from(u8::from(b == event.model)), expected, &[]);
@@ -472,7 +480,8 @@ mod tests {
             let (kind, model, reward) = world.next(logged);
             let right = [[1.0, 0.0], [0.0, 1.0]][kind];
             let wrong = [[0.0, 1.0], [1.0, 0.0]][kind];
-            let event = Logged { propensities: &logged, model, reward, predicted: &[0.5, 0.4] };
+            let event =
+                Logged { propensities: &logged, model, reward, predicted: &[0.5, 0.4], eligible: &Eligible::ALL };
             judge.see(&event, &[&right, &wrong, &logged]);
             each(&judge);
         }
@@ -533,7 +542,13 @@ mod tests {
         for propensity in [f64::MIN_POSITIVE * f64::EPSILON, 1e-300, 1e-9, 0.5] {
             let propensities = [propensity, 1.0 - propensity];
             for reward in [0.0, 1.0] {
-                let event = Logged { propensities: &propensities, model: 0, reward, predicted: &[0.5; 2] };
+                let event = Logged {
+                    propensities: &propensities,
+                    model: 0,
+                    reward,
+                    predicted: &[0.5; 2],
+                    eligible: &Eligible::ALL,
+                };
                 judge.see(&event, &[&[1.0, 0.0]]);
             }
         }
@@ -552,6 +567,7 @@ mod tests {
                 model: 0,
                 reward: f64::from(u8::from(i % 9 > 0)),
                 predicted: &[0.5; 2],
+                eligible: &Eligible::ALL,
             };
             judge.see(&event, &[&[1.0, 0.0]]);
         }
@@ -583,8 +599,14 @@ mod tests {
         for _ in 0..5000 {
             let (kind, model, reward) = world.next(logged);
             let predicted = REWARDS[kind];
-            told.see(&Logged { propensities: &logged, model, reward, predicted: &predicted }, &[&[0.1, 0.9]]);
-            untold.see(&Logged { propensities: &logged, model, reward, predicted: &[0.0; 2] }, &[&[0.1, 0.9]]);
+            told.see(
+                &Logged { propensities: &logged, model, reward, predicted: &predicted, eligible: &Eligible::ALL },
+                &[&[0.1, 0.9]],
+            );
+            untold.see(
+                &Logged { propensities: &logged, model, reward, predicted: &[0.0; 2], eligible: &Eligible::ALL },
+                &[&[0.1, 0.9]],
+            );
         }
         let deviation = |judge: &Judge| judge.all()[0].doubly_robust_deviation();
         assert!(deviation(&told) < 0.85 * deviation(&untold), "{} {}", deviation(&told), deviation(&untold));
@@ -604,7 +626,8 @@ mod tests {
                 let first = [1.0, 0.0];
                 let right = [[1.0, 0.0], [0.0, 1.0]][kind];
                 let even = if i % 2 == 0 { [0.9, 0.1] } else { first };
-                let event = Logged { propensities: &logged, model, reward, predicted: &[0.5, 0.4] };
+                let event =
+                    Logged { propensities: &logged, model, reward, predicted: &[0.5, 0.4], eligible: &Eligible::ALL };
                 judge.see(&event, &[&even, &right]);
                 judge.beats(policy, 0, 0.1)
             })
@@ -634,7 +657,7 @@ mod tests {
             for (model, reward) in (0..3).flat_map(|model| [(model, 0.0), (model, 1.0)]) {
                 let chance = logged[model] * if reward == 1.0 { rewards[model] } else { 1.0 - rewards[model] };
                 let mut judge = Judge::new(3, 1, 10);
-                let event = Logged { propensities: &logged, model, reward, predicted: &predicted };
+                let event = Logged { propensities: &logged, model, reward, predicted: &predicted, eligible: &Eligible::ALL };
                 judge.see(&event, &[&policy]);
                 let Estimate { value, lifts, .. } = &judge.all()[0];
                 for (means, pair) in means.iter_mut().zip(lifts.iter().chain([value])) {

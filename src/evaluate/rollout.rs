@@ -333,7 +333,7 @@ impl Rollout {
 
 /// x for an example, as its prediction from before the reward is known and an error of at least -1.
 fn addition(event: &Logged, b: usize, budget: f64) -> (f64, f64) {
-    let &Logged { propensities, model, reward, predicted } = event;
+    let &Logged { propensities, model, reward, predicted, .. } = event;
     let a = propensities[b] - (1.0 - budget);
     let of_b = match a < 0.0 {
         true => predicted[b].max(1.0 - propensities[b] / -a),

@@ -328,6 +328,7 @@ const CAUTION: f64 = 20.0;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eligible::Eligible;
     use crate::evaluate::judge::Logged;
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
@@ -350,7 +351,7 @@ mod tests {
             let [right, wrong] =
                 [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]].map(|p| if kind == 0 { p } else { [p[1], p[0], p[2]] });
             judge.see(
-                &Logged { propensities: &said, model, reward, predicted: &[0.4; 3] },
+                &Logged { propensities: &said, model, reward, predicted: &[0.4; 3], eligible: &Eligible::ALL },
                 &[&wrong, &[0.97, 0.03, 0.0], &right],
             );
             ratio.see(&said, model);
@@ -422,7 +423,10 @@ mod tests {
             let model = i % 2;
             let said = [[0.2, 0.8], [0.8, 0.2]][model];
             let played = [[1.0, 0.0], [0.0, 1.0]][model];
-            judge.see(&Logged { propensities: &said, model, reward: 1.0, predicted: &[0.5; 2] }, &[&played]);
+            judge.see(
+                &Logged { propensities: &said, model, reward: 1.0, predicted: &[0.5; 2], eligible: &Eligible::ALL },
+                &[&played],
+            );
             ratio.see(&said, model);
         }
         assert!(!ratio.is_mismatch(0.05));

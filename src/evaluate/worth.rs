@@ -195,15 +195,16 @@ impl Worth {
         if example.has_stated_propensities() {
             self.ratio.see(example.propensities(), example.model());
         }
+        let Some(reward) = example.reward() else { return };
         if let Some(outlook) = outlook {
-            self.judge(spec, example, outlook, scratch);
+            self.judge(spec, example, reward, outlook, scratch);
             self.look(spec);
         }
         let earned = &mut self.earned[example.model()];
-        *earned = (earned.0 + example.reward(), earned.1 + 1);
+        *earned = (earned.0 + reward, earned.1 + 1);
     }
 
-    fn judge(&mut self, spec: &WorthSpec, example: &Example, outlook: Outlook, scratch: &mut Scratch) {
+    fn judge(&mut self, spec: &WorthSpec, example: &Example, reward: f64, outlook: Outlook, scratch: &mut Scratch) {
         let Scratch { predicted, alike } = scratch;
         match outlook.predicted {
             Some(rewards) => {
@@ -212,12 +213,15 @@ impl Worth {
             }
             None => self.predict(predicted),
         }
+        alike.clear();
         alike.resize(predicted.len(), 1.0 / predicted.len() as f64);
+        example.eligible().restrict(alike);
         let event = Logged {
             propensities: example.propensities(),
             model: example.model(),
-            reward: example.reward(),
+            reward,
             predicted,
+            eligible: example.eligible(),
         };
         let mut played: [&[f64]; POLICIES] = [&[]; POLICIES];
         (played[LOGGED], played[LEARNED], played[UNIFORM]) = (example.propensities(), outlook.policy, &*alike);

@@ -1,7 +1,7 @@
 //! HPG with a critic: the paper's policy and mirror step, with the expected gradient under predicted rewards.
 //!
 //! ```text
-//! policy     pi(m | q) = softmax of q~'W_m q~                  q~ = (q, 1/2) / |(q, 1/2)|: gives W a linear part and a bias
+//! policy     pi(m | q) = softmax of q~'W_m q~ - tolls          q~ = (q, 1/2) / |(q, 1/2)|: gives W a linear part and a bias
 //! objective  E_q[sum_m pi_m s_m(q) + H(pi) / S]                s: the critic's scores;  H: entropy;  S: its steepness
 //! gradient   c_m = pi_m (g_m - sum_j pi_j g_j)                 g_m = s_m(q) - q~'W_m q~ / S
 //! mirror     Y_m += eta c_m q~ q~', project, keep the rank     every few examples
@@ -11,6 +11,9 @@
 //! REINFORCE sees one reward of one model; the expected gradient uses what the critic knows of all of them. It does not
 //! depend on the reward of its example, so it need not be taken at every example. The entropy keeps the policy from
 //! deciding before the critic knows; S grows as it does.
+//!
+//! Tolls are what models pay for their outcomes ([`crate::objective`]), and pi is conditioned on the models that could answer.
+//! Neither enters g: W learns the quality alone.
 //!
 //! The gradient vanishes where q~'W_m q~ = S s_m(q) up to a constant. Distilling is the step that goes there at once, as
 //! far as rank and ball allow: a second-order step, of which the mirror steps are the fine adjustment. The paper's
@@ -27,6 +30,7 @@ use super::spectra::{Eigen, Gradient, Spectra, Step, extend_basis};
 use crate::config::Mode;
 use crate::event::{Example, Query};
 use crate::learner::{Learner, Lesson};
+use crate::objective::pay;
 use crate::router::{HeadTable, Sampling, ScoreForm};
 use crate::wire::records::learner::AlgorithmRecord;
 use crate::wire::records::learner::critic::CriticLearnerRecord;
@@ -167,7 +171,8 @@ impl ActorCritic {
     }
 
     /// One mirror step along the expected gradient.
-    fn step(&mut self, query: &Query) {
+    fn step(&mut self, lesson: &Lesson) {
+        let query = lesson.example.query();
         let Scratch { query: longer, policy, gradient, .. } = &mut self.scratch;
         lengthen(query.as_slice(), longer);
         policy.resize(self.models, 0.0);
@@ -176,7 +181,8 @@ impl ActorCritic {
         self.critic.scores(query, gradient);
         let rest = self.critic.steepness().recip();
         gradient.iter_mut().zip(&*policy).for_each(|(g, score)| *g -= rest * score);
-        Sampling::Softmax.turn(policy);
+        pay(policy, &lesson.tolls);
+        Sampling::Softmax.turn_among(policy, lesson.example.eligible());
         let mean: f64 = policy.iter().zip(&*gradient).map(|(p, g)| p * g).sum();
         gradient.iter_mut().zip(&*policy).for_each(|(g, p)| *g = p * (*g - mean));
         let shrink = shrink(self.half_life, STEP_EVERY as usize);
@@ -251,7 +257,7 @@ impl Learner for ActorCritic {
         for (at, lesson) in (version..).zip(batch) {
             if at.is_multiple_of(STEP_EVERY) {
                 self.critic.look(lesson.example.query());
-                self.step(lesson.example.query());
+                self.step(lesson);
             }
             if self.critic.learn(&lesson.example) {
                 self.distil();
@@ -283,6 +289,10 @@ impl Learner for ActorCritic {
             orthonormal(&lambda, &vectors, self.dim, self.spec.ball.beta)
         };
         self.actor.eigens(&self.spec.ball, self.dim + 1).iter().map(quadratic).collect()
+    }
+
+    fn steepness(&self) -> Option<f64> {
+        Some(self.critic.steepness())
     }
 
     fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {

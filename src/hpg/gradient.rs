@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! c_m = w (r - b) (1[m = m_t] - pi_m)             G_m = -c_m q q'
+//! c_m = sum_j pi_j (r_j - b) (1[m = j] - pi_m)    if feedback names the rewards r_j of several models: no weight
 //! logged       pi: the policy with which the event was routed
 //! importance   pi: the current policy
 //! w = min(pi(m_t) / p(m_t), cap)                  p: the propensities, exploration floor mixed in
@@ -56,13 +57,17 @@ impl GradientSpec {
             Estimator::Importance => {
                 let mut current = vec![0.0; models];
                 scores(&mut current);
-                Cow::Owned(Sampling::Softmax.core(&current))
+                Sampling::Softmax.turn_among(&mut current, lesson.example.eligible());
+                Cow::Owned(current)
             }
         }
     }
 
     /// c_m of each model for a lesson, `policy` being pi.
     pub fn coefficients(&self, lesson: &Lesson, policy: &[f64], c: &mut Vec<f64>) {
+        if lesson.example.only_reward().is_none() {
+            return known_coefficients(&lesson.example, policy, lesson.mean_before, c);
+        }
         let baseline = match self.baseline {
             Baseline::None => 0.0,
             Baseline::Mean => lesson.mean_before,
@@ -71,11 +76,23 @@ impl GradientSpec {
     }
 }
 
-/// c_m of each model for one example, `policy` being pi.
+/// c_m of each model where the rewards of several models are known; `mean` stands for the others, so that they change
+/// nothing.
+fn known_coefficients(example: &Example, policy: &[f64], mean: f64, c: &mut Vec<f64>) {
+    c.clear();
+    c.resize(policy.len(), 0.0);
+    for (model, reward) in example.rewards() {
+        let advantage = policy[model] * (reward - mean);
+        c.iter_mut().zip(policy).for_each(|(c, pi)| *c -= advantage * pi);
+        c[model] += advantage;
+    }
+}
+
+/// c_m of each model for one example with a reward, `policy` being pi.
 pub fn coefficients(example: &Example, policy: &[f64], baseline: f64, cap: f64, c: &mut Vec<f64>) {
     let chosen = example.model();
     let weight = (policy[chosen] / example.propensities()[chosen]).min(cap);
-    let advantage = weight * (example.reward() - baseline);
+    let advantage = weight * (example.reward().unwrap_or(baseline) - baseline);
     c.clear();
     c.extend(policy.iter().enumerate().map(|(m, pi)| advantage * (f64::from(u8::from(m == chosen)) - pi)));
 }
@@ -120,6 +137,28 @@ mod tests {
                 assert!((expected[m] - slope).abs() < 1e-9, "{} {slope}", expected[m]);
             }
         }
+    }
+
+    /// With the rewards of all models known, one example gives the whole gradient, whatever was chosen and whatever the mean.
+    #[test]
+    fn full_information_is_the_expected_gradient() {
+        let (pi, rewards) = ([0.1, 0.2, 0.3, 0.4], [0.9, 0.2, 0.6, 0.0]);
+        let query = Query::new([1.0]).unwrap();
+        let example = Example::new(query, 2, vec![0.25; 4], Some(pi.to_vec()), rewards[2]).unwrap();
+        let example = example.with_others(vec![(0, 0.9), (1, 0.2), (3, 0.0)]).unwrap();
+        let value: f64 = pi.iter().zip(&rewards).map(|(p, r)| p * r).sum();
+        for mean in [0.0, 0.4] {
+            let mut c = Vec::new();
+            known_coefficients(&example, &pi, mean, &mut c);
+            for m in 0..4 {
+                assert!((c[m] - pi[m] * (rewards[m] - value)).abs() < 1e-12, "{c:?}");
+            }
+        }
+        // What is not known changes nothing on the whole.
+        let example = Example::new(Query::new([1.0]).unwrap(), 2, vec![0.25; 4], None, 0.4).unwrap();
+        let mut c = Vec::new();
+        known_coefficients(&example, &pi, 0.4, &mut c);
+        assert_eq!(c, [0.0; 4]);
     }
 
     #[test]

@@ -171,6 +171,10 @@ impl Learner for HypentropyRegression {
         (0..self.models).map(eigen).collect()
     }
 
+    fn steepness(&self) -> Option<f64> {
+        Some(self.critic.steepness())
+    }
+
     fn set(&mut self, model: usize, lambda: &[f64], vectors: &[f64]) -> bool {
         self.critic.set(model, lambda, vectors)
     }

@@ -66,10 +66,20 @@ impl Learner for Exp3 {
         let keep = shrink(self.half_life, batch.len());
         self.losses.iter_mut().for_each(|loss| *loss *= keep);
         self.examples *= keep;
-        for Lesson { example, .. } in batch {
+        for Lesson { example, mean_before, .. } in batch {
             self.examples += 1.0;
-            let (model, gamma) = (example.model(), 0.5 * self.rate());
-            self.losses[model] += (1.0 - example.reward()) / (example.propensities()[model] + gamma);
+            let gamma = 0.5 * self.rate();
+            match example.only_reward() {
+                Some(reward) => {
+                    let model = example.model();
+                    self.losses[model] += (1.0 - reward) / (example.propensities()[model] + gamma);
+                }
+                // What is known needs no weight. Unknown rewards count as the mean.
+                None => {
+                    self.losses.iter_mut().for_each(|loss| *loss += 1.0 - mean_before);
+                    example.rewards().for_each(|(model, reward)| self.losses[model] += mean_before - reward);
+                }
+            }
         }
     }
 
@@ -98,7 +108,7 @@ mod tests {
     fn lesson(model: usize, propensities: &[f64], reward: f64) -> Lesson {
         let query = Query::new([1.0]).unwrap();
         let example = Example::new(query, model, propensities.to_vec(), None, reward).unwrap();
-        Lesson { example, mean_before: 0.5 }
+        Lesson::new(example, 0.5)
     }
 
     #[test]

@@ -114,8 +114,11 @@ impl LinearBandit {
     fn warm_up(&mut self, lesson: &Lesson) {
         let Features::WarmUp(early) = &mut self.features else { return };
         let example = &lesson.example;
-        let (query, reward) = (example.query().as_slice().to_vec(), example.reward());
-        early.push(Early { query, model: Some(example.model()), reward });
+        early.extend(example.rewards().map(|(model, reward)| Early {
+            query: example.query().as_slice().to_vec(),
+            model: Some(model),
+            reward,
+        }));
         if early.len() < WARM_UP {
             return;
         }
@@ -152,7 +155,9 @@ impl Learner for LinearBandit {
         self.forget(batch.len());
         for lesson in batch {
             let example = &lesson.example;
-            self.learn(example.query().as_slice(), Some(example.model()), example.reward());
+            for (model, reward) in example.rewards() {
+                self.learn(example.query().as_slice(), Some(model), reward);
+            }
             self.warm_up(lesson);
         }
         self.models.iter_mut().for_each(Ridge::solve);

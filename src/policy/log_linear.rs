@@ -219,7 +219,7 @@ mod tests {
                 fisher.add(p * (1.0 - p), query.as_slice());
                 let reward = f64::from(t % 2);
                 let example = Example::new(query, (t % 2) as usize, vec![p, 1.0 - p], None, reward).unwrap();
-                learner.apply(&[Lesson { example, mean_before: 0.5 }], u64::from(t));
+                learner.apply(&[Lesson::new(example, 0.5)], u64::from(t));
             }
             let state = &learner;
             assert!(state.ridged <= state.examples && state.examples <= GROWTH * state.ridged);

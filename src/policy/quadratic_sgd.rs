@@ -82,11 +82,13 @@ impl QuadraticSgd {
         let example = &lesson.example;
         let query = example.query().as_slice();
         self.overlap.see(query);
-        let model = &mut self.models[example.model()];
-        let rate = (self.spec.eta / (self.overlap.mean() * (model.played + 1.0).sqrt())).min(1.0);
-        let error = example.reward() - lesson.mean_before - model.w.form(query);
-        model.w.add(rate * error, query);
-        model.played += 1.0;
+        for (model, reward) in example.rewards() {
+            let model = &mut self.models[model];
+            let rate = (self.spec.eta / (self.overlap.mean() * (model.played + 1.0).sqrt())).min(1.0);
+            let error = reward - lesson.mean_before - model.w.form(query);
+            model.w.add(rate * error, query);
+            model.played += 1.0;
+        }
     }
 }
 
@@ -174,7 +176,7 @@ mod tests {
         let mut sgd = QuadraticSgd::new(QuadraticSgdSpec { eta: 1.0, inverse_gap: 30.0 }, 2, 2, None);
         let query = Query::new([3.0, 4.0]).unwrap();
         let example = Example::new(query.clone(), 1, vec![0.5, 0.5], None, 0.9).unwrap();
-        sgd.apply(&[Lesson { example, mean_before: 0.2 }], 0);
+        sgd.apply(&[Lesson::new(example, 0.2)], 0);
         let mut scores = [0.0; 2];
         sgd.scores(&query, &mut scores);
         assert!(scores[0] == 0.0 && (scores[1] - 0.7).abs() < 1e-15, "{scores:?}");

@@ -78,6 +78,8 @@ pub struct Lane<S> {
     events_since: u64,
     /// Event time of the oldest reward of each space that was learned from and is in no publication yet.
     oldest_rewards: BTreeMap<Name, i64>,
+    /// Charges of each space at its last publication by this process.
+    published_charges: BTreeMap<Name, u64>,
     last_snapshot: Duration,
 }
 
@@ -142,6 +144,7 @@ impl<S: Log> Lane<S> {
             applied_since: 0,
             events_since: 0,
             oldest_rewards: BTreeMap::new(),
+            published_charges: BTreeMap::new(),
         };
         (lane, positions)
     }
@@ -339,8 +342,11 @@ impl<S: Log> Lane<S> {
         for space in names.cloned().collect::<Vec<Name>>() {
             let Some(version) = self.engine.version(&space) else { continue };
             let last = self.head.publications.get(&space).copied();
+            // Prices change with every charge, whether or not anything was learned.
+            let charges = self.engine.charges(&space);
+            let has_charged = self.published_charges.insert(space.clone(), charges).unwrap_or_default() != charges;
             let revision = match last {
-                Some(last) if last.version == version && !all => continue,
+                Some(last) if last.version == version && !all && !has_charged => continue,
                 Some(last) if last.version == version => (last.revision + 1).min(STAMP_MAX),
                 _ => 0,
             };

@@ -20,6 +20,7 @@ use crate::evaluate::rollout::RolloutView;
 use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
 use crate::evaluate::verdict::Contradiction;
 use crate::evaluate::worth::WorthView;
+use crate::objective::{ObjectiveView, OutcomeView};
 use crate::transport::kafka::unreadable::Unreadable;
 use crate::transport::{lock, now_ms};
 use crate::warnings::{Code as WarningCode, Warning};
@@ -76,6 +77,8 @@ pub struct SpaceNews {
     pub counts: Counts,
     /// Sum of the rewards learned from.
     pub reward_sum: f64,
+    /// Number of these rewards.
+    pub rewarded: u64,
     /// Estimated lift of the current policy over the best single model, if known.
     pub lift: Option<Lift>,
     /// All estimates: over all and over recent examples, of every evaluated policy.
@@ -86,6 +89,8 @@ pub struct SpaceNews {
     pub sample_ratio: Option<SampleRatioView>,
     /// The stage of the rollout, if known.
     pub rollout: Option<RolloutView>,
+    /// What was charged, where more than the reward counts. Of a space with several lanes, that of one of them.
+    pub objective: Option<ObjectiveView>,
 }
 
 /// Policy value, estimated from logged examples.
@@ -145,6 +150,7 @@ impl News {
             space.worth = engine.worth(tally.name).filter(|_| told);
             space.lift = space.worth.as_ref().map(Lift::of);
             space.rollout = engine.rollout(tally.name).filter(|_| told);
+            space.objective = engine.objective(tally.name).filter(|_| told);
             space.warnings = if told { engine.warnings(tally.name) } else { Vec::new() };
             if let Some((ratio, spec)) = engine.sample_ratio(tally.name).filter(|_| told) {
                 let new = || SampleRatio::new(spec.models.len());
@@ -178,12 +184,14 @@ impl SpaceNews {
     fn add(&mut self, tally: &Tally<'_>) {
         self.version += tally.version;
         self.counts += tally.counts;
-        self.reward_sum += tally.reward_sum;
+        let (sum, number) = tally.rewards;
+        self.reward_sum += sum;
+        self.rewarded += number;
     }
 
     /// Mean of the rewards learned from.
     pub fn mean_reward(&self) -> f64 {
-        if self.counts.applied == 0 { 0.0 } else { self.reward_sum / self.counts.applied as f64 }
+        if self.rewarded == 0 { 0.0 } else { self.reward_sum / self.rewarded as f64 }
     }
 }
 
@@ -233,6 +241,7 @@ struct Point {
 struct SpacePoint {
     applied: u64,
     reward_sum: f64,
+    rewarded: u64,
     lift: Option<[f64; 3]>,
     traffic: Vec<u64>,
 }
@@ -375,6 +384,7 @@ impl Status {
                 "lift": news.spaces.get(space).and_then(|news| news.lift.as_ref()),
                 "rollout": news.spaces.get(space).and_then(|news| news.rollout.as_ref()),
                 "sample_ratio": news.spaces.get(space).and_then(|news| news.sample_ratio.as_ref()),
+                "objective": news.spaces.get(space).and_then(|news| news.objective.as_ref()),
                 "models": log.published.get(space).map(|published| &published.models),
             }),
         );
@@ -435,6 +445,7 @@ impl SpacePoint {
         Self {
             applied: news.counts.applied,
             reward_sum: news.reward_sum,
+            rewarded: news.rewarded,
             lift: news.lift.as_ref().and_then(Lift::ranged),
             traffic: log.examples.get(name).cloned().unwrap_or_default(),
         }
@@ -473,6 +484,12 @@ struct Space {
 struct SpaceWarning {
     space: String,
     code: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SpaceOutcome {
+    space: String,
+    outcome: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -643,6 +660,18 @@ fn of_spaces(sheet: &mut Sheet, news: &News, named: &[String], log: &Log) {
     let about = "Natural logarithm of the evidence that models are not played as often as the logged propensities say";
     let evidence = ratios().map(|(space, ratio)| (space, ratio.log_evidence));
     sheet.gauges("sample_ratio_log_evidence", about, evidence);
+    let outcomes = single().flat_map(|(Space { space }, news)| {
+        let outcomes = news.objective.iter().flat_map(|objective| &objective.outcomes);
+        outcomes.map(move |one| (SpaceOutcome { space: space.clone(), outcome: one.name.clone() }, one))
+    });
+    let outcomes: Vec<(SpaceOutcome, &OutcomeView)> = outcomes.collect();
+    let of = |figure: fn(&OutcomeView) -> Option<f64>| {
+        outcomes.iter().filter_map(move |(label, one)| Some((label.clone(), figure(one)?)))
+    };
+    sheet.gauges("outcome_mean", "Mean outcome of the latest requests, about 2000 of them", of(|one| one.recent));
+    sheet.gauges("outcome_budget", "Budget of an outcome per request", of(|one| one.budget));
+    let about = "Reward that one unit of an outcome is worth at present so that its budget holds";
+    sheet.gauges("outcome_lambda", about, of(|one| Some(one.lambda)));
 }
 
 fn of_models(sheet: &mut Sheet, named: &[String], log: &Log) {
@@ -702,7 +731,7 @@ mod tests {
         let mut news = News::default();
         for i in 0..spaces {
             let counts = Counts { applied: 10, ..Counts::default() };
-            let space = SpaceNews { version: 10, counts, reward_sum: 5.0, ..SpaceNews::default() };
+            let space = SpaceNews { version: 10, counts, reward_sum: 5.0, rewarded: 10, ..SpaceNews::default() };
             news.spaces.insert(format!("space-{i:04}"), space);
         }
         news
@@ -770,7 +799,7 @@ mod tests {
             for model in (0..number).flat_map(|model| [model; 2]) {
                 let (space, request_id) = (space(i), String::new());
                 let (latency_ms, rewarded_ms, example) = (Some(40), Some(1040), None);
-                let applied = Applied { space, request_id, model, reward: 1.0, latency_ms, rewarded_ms, example };
+                let applied = Applied { space, request_id, model, reward: Some(1.0), latency_ms, rewarded_ms, example };
                 status.facts.learned(&[applied], Duration::from_millis(1));
             }
         }

@@ -270,7 +270,7 @@ impl LogFile {
                 None => {
                     let file = self.open()?;
                     let bytes_read = self.bytes_read.clone();
-                    let columns = Columns::of(self.parser.fields(self.side), self.side);
+                    let columns = Columns::of(self.parser.fields(self.side), &self.parser.outcome_fields(), self.side);
                     self.lines.insert(Lines::open(file, &self.path, &columns, self.start, self.at_end, bytes_read)?)
                 }
             };

@@ -14,9 +14,10 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::config::{EventsSpec, Fields, RewardSpec, Settings, TimeUnit};
+use crate::config::{EventsSpec, Fields, OutcomeField, RewardSpec, Settings, TimeUnit};
 use crate::engine::Side;
 use crate::event::{BadName, ModelName, Name};
+use crate::feedback::{Feedback, MoreFeedback};
 use crate::router::Answer;
 use crate::timestamp;
 use crate::wire::quick::{Found, Plan, Time};
@@ -38,6 +39,10 @@ pub struct QueryEvent {
     pub propensities: Propensities,
     /// The distribution before floor or guard were mixed in, where it differs.
     pub policy: Option<Vec<(ModelName, f64)>>,
+    /// Version of the parameters that decided, if a router of ours did.
+    pub params_version: Option<u64>,
+    /// Outcomes that were known when the decision was taken, clipped to their ranges.
+    pub outcomes: BTreeMap<String, f64>,
 }
 
 /// The known part of the distribution that a model was drawn from.
@@ -51,7 +56,7 @@ pub enum Propensities {
     Unknown,
 }
 
-/// The reward of a decision.
+/// The feedback on a decision.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RewardEvent {
     /// Its request.
@@ -60,8 +65,8 @@ pub struct RewardEvent {
     pub space: Name,
     /// Event time.
     pub ts_ms: i64,
-    /// The reward, as logged.
-    pub reward: f64,
+    /// What it says of the decision.
+    pub feedback: Feedback,
     /// Identifies it among the rewards of the request, if present.
     pub event_id: Option<String>,
 }
@@ -131,6 +136,14 @@ pub enum Bad {
         low: f64,
         /// The range's upper end.
         high: f64,
+    },
+    /// The feedback contradicts itself.
+    #[error("{field}: {problem}")]
+    BadFeedback {
+        /// Its JSON pointer.
+        field: String,
+        /// What is wrong with it.
+        problem: String,
     },
     /// The message is larger than allowed.
     #[error("the event has {bytes} bytes, more than events.bytes_max = {most}")]
@@ -202,6 +215,7 @@ impl Bad {
             Self::ImpossibleChoice(_) => "impossible-choice",
             Self::MissingPropensities => "missing-propensities",
             Self::RewardOutOfRange { .. } => "reward-out-of-range",
+            Self::BadFeedback { .. } => "bad-feedback",
             Self::Oversized { .. } => "oversized",
             Self::FutureTime { .. } | Self::Unconfirmed(_) => "future-time",
             Self::ContentType(_) => "content-type",
@@ -256,8 +270,8 @@ impl Parser {
             reward: settings.reward,
             requires_propensities,
             future_ms: settings.future_ms,
-            queries: Plan::of_queries(&events.fields),
-            rewards: Plan::of_rewards(events.reward_fields()),
+            queries: Plan::of_queries(&events.fields, &events.outcome_fields()),
+            rewards: Plan::of_rewards(events.reward_fields(), &events.outcome_fields()),
             events,
             own: None,
         }
@@ -275,6 +289,11 @@ impl Parser {
             Side::Query => &self.events.fields,
             Side::Reward => self.events.reward_fields(),
         }
+    }
+
+    /// Where outcomes are.
+    pub fn outcome_fields(&self) -> Vec<String> {
+        self.events.outcome_fields()
     }
 
     /// Maximum size of a message.
@@ -318,6 +337,8 @@ impl Parser {
             model: name(required(&object, &fields.model)?, &fields.model)?,
             propensities: self.propensities(&object)?,
             policy: optional(&object, &fields.policy).map(|value| distribution(value, &fields.policy)).transpose()?,
+            params_version: optional(&object, &fields.params_version).and_then(Value::as_u64),
+            outcomes: self.outcomes(&object)?,
         })
     }
 
@@ -325,8 +346,18 @@ impl Parser {
         let object = self.object(bytes)?;
         let fields = self.events.reward_fields();
         let event_id = |value| id(value, &fields.event_id);
+        let reward = optional(&object, &fields.reward).map(|value| self.reward_value(value, &fields.reward));
+        let failed = optional(&object, &fields.failed).map(|value| boolean(value, &fields.failed)).transpose()?;
+        let rewards = optional(&object, &fields.rewards).map(|value| by_model(value, &fields.rewards)).transpose()?;
+        let model = |field: &str| optional(&object, field).map(|value| name(value, field)).transpose();
         Ok(RewardEvent {
-            reward: self.in_range(self.reward_value(required(&object, &fields.reward)?, &fields.reward)?)?,
+            feedback: self.feedback(
+                reward.transpose()?,
+                self.outcomes(&object)?,
+                failed.unwrap_or_default(),
+                rewards.unwrap_or_default(),
+                (model(&fields.preferred)?, model(&fields.over)?),
+            )?,
             request_id: id(required(&object, &fields.request_id)?, &fields.request_id)?,
             space: space(&object, &fields.space)?,
             ts_ms: self.time(&object, &fields.ts_ms, record_ms)?,
@@ -340,6 +371,7 @@ impl Parser {
         let found = plan.read(bytes)?;
         let fields = &self.events.fields;
         let Found { request_id, space, ts_ms, query, model, propensities, propensity, policy, .. } = found;
+        let Found { params_version, outcomes, .. } = found;
         let known = |all| check_distribution(all, &fields.policy);
         Some(QueryEvent {
             request_id: check_id(request_id?, &fields.request_id).ok()?,
@@ -352,16 +384,21 @@ impl Parser {
                 None => self.check_propensity(propensity, policy.is_some()).ok()?,
             },
             policy: policy.map(known).transpose().ok()?,
+            params_version,
+            outcomes: self.clipped(outcomes)?,
         })
     }
 
     /// A reward event that is good and in a common shape; what is found is judged as that of a tree is.
     fn quick_reward(&self, bytes: &[u8], record_ms: Option<i64>) -> Option<RewardEvent> {
         let plan = self.rewards.as_ref().filter(|_| bytes.len() <= self.events.bytes_max)?;
-        let Found { request_id, space, ts_ms, reward, event_id, .. } = plan.read(bytes)?;
+        let found = plan.read(bytes)?;
+        let Found { request_id, space, ts_ms, reward, event_id, .. } = found;
+        let Found { outcomes, failed, rewards, preferred, over, .. } = found;
         let fields = self.events.reward_fields();
+        let (failed, rewards) = (failed.unwrap_or_default(), rewards.unwrap_or_default());
         Some(RewardEvent {
-            reward: self.in_range(reward?).ok()?,
+            feedback: self.feedback(reward, self.clipped(outcomes)?, failed, rewards, (preferred, over)).ok()?,
             request_id: check_id(request_id?, &fields.request_id).ok()?,
             space: space.unwrap_or_else(Name::default_space),
             ts_ms: self.check_time(self.to_ms(ts_ms)?, &fields.ts_ms, record_ms).ok()?,
@@ -430,8 +467,53 @@ impl Parser {
         }
     }
 
+    /// Feedback of these parts. Rewards must be within the range, if those outside of it are rejected.
+    fn feedback(
+        &self,
+        reward: Option<f64>,
+        outcomes: BTreeMap<String, f64>,
+        failed: bool,
+        rewards: Vec<(ModelName, f64)>,
+        preference: (Option<ModelName>, Option<ModelName>),
+    ) -> Result<Feedback, Bad> {
+        let fields = self.events.reward_fields();
+        let preference = match preference {
+            (None, None) => None,
+            (Some(preferred), Some(over)) if preferred == over => {
+                let problem = format!("{over} cannot be preferred to itself");
+                return Err(Bad::BadFeedback { field: fields.over.clone(), problem });
+            }
+            (Some(preferred), Some(over)) => Some((preferred, over)),
+            (Some(_), None) => return Err(Bad::MissingField(fields.over.clone())),
+            (None, Some(_)) => return Err(Bad::MissingField(fields.preferred.clone())),
+        };
+        let reward = reward.map(|reward| self.in_range(reward)).transpose()?;
+        let rewards = rewards.into_iter().map(|(model, reward)| Ok((model, self.in_range(reward)?)));
+        let more = MoreFeedback { outcomes, failed, rewards: rewards.collect::<Result<_, Bad>>()?, preference };
+        if reward.is_none() && more == MoreFeedback::default() {
+            return Err(Bad::MissingField(fields.reward.clone()));
+        }
+        let more = (more != MoreFeedback::default()).then(|| Box::new(more));
+        Ok(Feedback { reward, more })
+    }
+
+    /// The configured outcomes of an event, clipped to their ranges.
+    fn outcomes(&self, object: &Value) -> Result<BTreeMap<String, f64>, Bad> {
+        let known = self.events.outcomes.iter().filter_map(|one| Some((one, optional(object, &one.field)?)));
+        known.map(|(one, value)| Ok((one.name.clone(), one.clip(number(value, &one.field)?)))).collect()
+    }
+
+    /// The same of outcomes by index; `None` if one is not finite.
+    fn clipped(&self, outcomes: Vec<(usize, f64)>) -> Option<BTreeMap<String, f64>> {
+        let outcome = |(j, value): (usize, f64)| {
+            let one: &OutcomeField = &self.events.outcomes[j];
+            value.is_finite().then(|| (one.name.clone(), one.clip(value)))
+        };
+        outcomes.into_iter().map(outcome).collect()
+    }
+
     fn in_range(&self, reward: f64) -> Result<f64, Bad> {
-        let RewardSpec { low, high, reject } = self.reward;
+        let RewardSpec { low, high, reject, .. } = self.reward;
         match reject && !(low..=high).contains(&reward) {
             true => Err(Bad::RewardOutOfRange { reward, low, high }),
             false => Ok(reward),
@@ -552,6 +634,10 @@ fn number(value: &Value, field: &str) -> Result<f64, Bad> {
     if number.is_finite() { Ok(number) } else { Err(Bad::NotFinite(field.to_owned())) }
 }
 
+fn boolean(value: &Value, field: &str) -> Result<bool, Bad> {
+    value.as_bool().ok_or_else(|| Bad::MistypedField { field: field.to_owned(), expected: "true or false" })
+}
+
 /// Reads a query's components: finite, not all zero. `field` is what errors call it.
 pub(crate) fn vector(value: &Value, field: &str) -> Result<Vec<f32>, Bad> {
     let expected = "an array of numbers or base64 of little-endian f32";
@@ -584,10 +670,13 @@ fn check_vector(components: Vec<f32>, field: &str) -> Result<Vec<f32>, Bad> {
 }
 
 fn distribution(value: &Value, field: &str) -> Result<Vec<(ModelName, f64)>, Bad> {
-    let expected = "an object that maps models to probabilities";
+    check_distribution(by_model(value, field)?, field)
+}
+
+fn by_model(value: &Value, field: &str) -> Result<Vec<(ModelName, f64)>, Bad> {
+    let expected = "an object that maps models to numbers";
     let object = value.as_object().ok_or_else(|| Bad::MistypedField { field: field.to_owned(), expected })?;
-    let entry = |(model, p): (&String, &Value)| Ok((check_name(model, field)?, number(p, field)?));
-    check_distribution(object.iter().map(entry).collect::<Result<Vec<_>, Bad>>()?, field)
+    object.iter().map(|(model, x)| Ok((check_name(model, field)?, number(x, field)?))).collect()
 }
 
 fn check_distribution(all: Vec<(ModelName, f64)>, field: &str) -> Result<Vec<(ModelName, f64)>, Bad> {
@@ -628,12 +717,16 @@ mod tests {
             model: model("bge"),
             propensities: Propensities::Full(vec![(model("bge"), 0.8), (model("minilm"), 0.2)]),
             policy: None,
+            params_version: Some(12),
+            outcomes: BTreeMap::new(),
         };
         assert_eq!(event, expected);
         let encoded = QUERY.replace("[3,-4.0]", "\"AABAQAAAgMA=\"");
         assert_eq!(parser("").query(encoded.as_bytes(), None).unwrap(), expected);
         let reward = parser("").reward(br#"{"request_id":"r-1","ts_ms":18,"reward":2,"event_id":"e"}"#, None).unwrap();
-        assert_eq!((reward.space.as_str(), reward.reward, reward.event_id.as_deref()), ("default", 2.0, Some("e")));
+        let feedback = Feedback::reward(2.0);
+        assert_eq!((reward.space.as_str(), reward.event_id.as_deref()), ("default", Some("e")));
+        assert_eq!(reward.feedback, feedback);
     }
 
     #[test]

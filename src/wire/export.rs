@@ -124,6 +124,7 @@ mod tests {
     fn view() -> SpaceView {
         let eigen = |lambda: Vec<f64>, vectors: Vec<f64>| Eigen { gamma: lambda.clone(), lambda, vectors };
         SpaceView {
+            objective: None,
             name: Name::default_space(),
             models: ["a", "b"].map(|name| ModelName::try_from(name).unwrap()).to_vec(),
             version: 7,

@@ -23,6 +23,13 @@ enum Field {
     Policy,
     Reward,
     EventId,
+    Version,
+    /// The configured outcome of this index.
+    Outcome(usize),
+    Failed,
+    Rewards,
+    Preferred,
+    Over,
 }
 
 /// Where the fields of an event are: a tree of keys.
@@ -73,40 +80,64 @@ pub struct Found {
     pub reward: Option<f64>,
     /// The reward's id: any string.
     pub event_id: Option<String>,
+    /// Version of the parameters that decided.
+    pub params_version: Option<u64>,
+    /// Outcomes by the index of their configuration.
+    pub outcomes: Vec<(usize, f64)>,
+    /// Whether the model did not answer.
+    pub failed: Option<bool>,
+    /// Rewards by model, in the order of their names.
+    pub rewards: Option<Vec<(ModelName, f64)>>,
+    /// The model that was preferred.
+    pub preferred: Option<ModelName>,
+    /// The model that it was preferred to.
+    pub over: Option<ModelName>,
 }
 
 impl Plan {
-    /// For query events; none if fields lie within each other.
-    pub fn of_queries(fields: &Fields) -> Option<Self> {
-        Self::of(&[
-            (&fields.request_id, Field::RequestId),
-            (&fields.space, Field::Space),
-            (&fields.ts_ms, Field::Time),
-            (&fields.query, Field::Query),
-            (&fields.model, Field::Model),
-            (&fields.propensities, Field::Propensities),
-            (&fields.propensity, Field::Propensity),
-            (&fields.policy, Field::Policy),
-        ])
+    /// For query events with outcomes at these places; none if fields lie within each other.
+    pub fn of_queries(fields: &Fields, outcomes: &[String]) -> Option<Self> {
+        Self::of(
+            outcomes,
+            &[
+                (&fields.request_id, Field::RequestId),
+                (&fields.space, Field::Space),
+                (&fields.ts_ms, Field::Time),
+                (&fields.query, Field::Query),
+                (&fields.model, Field::Model),
+                (&fields.propensities, Field::Propensities),
+                (&fields.propensity, Field::Propensity),
+                (&fields.policy, Field::Policy),
+                (&fields.params_version, Field::Version),
+            ],
+        )
     }
 
-    /// For reward events; none if fields lie within each other.
-    pub fn of_rewards(fields: &Fields) -> Option<Self> {
-        Self::of(&[
-            (&fields.request_id, Field::RequestId),
-            (&fields.space, Field::Space),
-            (&fields.ts_ms, Field::Time),
-            (&fields.reward, Field::Reward),
-            (&fields.event_id, Field::EventId),
-        ])
+    /// For reward events with outcomes at these places; none if fields lie within each other.
+    pub fn of_rewards(fields: &Fields, outcomes: &[String]) -> Option<Self> {
+        Self::of(
+            outcomes,
+            &[
+                (&fields.request_id, Field::RequestId),
+                (&fields.space, Field::Space),
+                (&fields.ts_ms, Field::Time),
+                (&fields.reward, Field::Reward),
+                (&fields.event_id, Field::EventId),
+                (&fields.failed, Field::Failed),
+                (&fields.rewards, Field::Rewards),
+                (&fields.preferred, Field::Preferred),
+                (&fields.over, Field::Over),
+            ],
+        )
     }
 
-    fn of(fields: &[(&String, Field)]) -> Option<Self> {
+    fn of(outcomes: &[String], fields: &[(&String, Field)]) -> Option<Self> {
         let mut branches = Vec::new();
-        for (pointer, field) in fields {
+        let outcomes = outcomes.iter().enumerate().map(|(j, pointer)| (pointer, Field::Outcome(j)));
+        for (pointer, field) in fields.iter().copied().chain(outcomes) {
             let keys: Vec<String> =
                 pointer.split('/').skip(1).map(|key| key.replace("~1", "/").replace("~0", "~")).collect();
-            grow(&mut branches, &keys, *field)?;
+            grow(&mut branches, &keys, field)?;
         }
         Some(Self(branches))
     }
@@ -178,6 +209,12 @@ impl Field {
             Self::Policy => found.policy = Some(distribution(scanner)?),
             Self::Reward => found.reward = Some(scanner.number()?),
             Self::EventId => found.event_id = Some(id(scanner)?),
+            Self::Version => found.params_version = Some(scanner.integer()?.try_into().ok()?),
+            Self::Outcome(j) => found.outcomes.push((j, scanner.number()?)),
+            Self::Failed => found.failed = Some(scanner.bool()?),
+            Self::Rewards => found.rewards = Some(distribution(scanner)?),
+            Self::Preferred => found.preferred = Some(name(scanner)?),
+            Self::Over => found.over = Some(name(scanner)?),
         }
         Some(())
     }
@@ -237,8 +274,9 @@ mod tests {
     use proptest::prelude::*;
     use proptest::sample::{Index, select};
 
-    const SETTINGS: [&str; 5] = [
+    const SETTINGS: [&str; 6] = [
         "",
+        "[objective.outcomes.a]\nrange = [0.0, 10.0]\nbudget = 1.0\n[objective.outcomes.b]\nrange = [0.0, 1.0]\nfield = \"/a/b\"",
         "[learner]\nmissing_propensities = \"uniform\"\n[events]\nbytes_max = 5000\n[join]\nfuture_ms = 10",
         "[reward]\nrange = [1.0, 5.0]\nout_of_range = \"reject\"\n[events.fields]\nrequest_id = \"/a/b\"\nmodel = \"/a/model\"",
         "[events.fields]\nquery = \"/a/b/c\"\nrequest_id = \"/a/0\"\npropensities = \"/a~1b/~0\"\nreward = \"/a/b\"",
@@ -270,7 +308,7 @@ mod tests {
     const REWARD: &str = r#" {"ts_ms":17, "reward":0.25, "request_id":"r\/1", "event_id":"e", "space":null, "x":{"y":[1e5]}}
 "#;
 
-    const KEYS: [&str; 22] = [
+    const KEYS: [&str; 28] = [
         "\"request_id\"",
         "\"space\"",
         "\"ts_ms\"",
@@ -281,6 +319,12 @@ mod tests {
         "\"policy\"",
         "\"reward\"",
         "\"event_id\"",
+        "\"params_version\"",
+        "\"outcomes\"",
+        "\"failed\"",
+        "\"rewards\"",
+        "\"preferred\"",
+        "\"over\"",
         "\"a\"",
         "\"a/b\"",
         "\"~\"",
@@ -365,16 +409,16 @@ mod tests {
     #[test]
     fn common_events_are_read_here() {
         let fields = Fields::default();
-        let found = Plan::of_queries(&fields).unwrap().read(QUERY.as_bytes()).unwrap();
+        let found = Plan::of_queries(&fields, &[]).unwrap().read(QUERY.as_bytes()).unwrap();
         assert_eq!(found.query.unwrap()[1..3], [-4.0, 1e-3]);
-        let found = Plan::of_rewards(&fields).unwrap().read(REWARD.as_bytes()).unwrap();
+        let found = Plan::of_rewards(&fields, &[]).unwrap().read(REWARD.as_bytes()).unwrap();
         assert_eq!((found.request_id.as_deref(), found.reward), (Some("r/1"), Some(0.25)));
         let nested = Fields { query: "/data/vector".to_owned(), model: "/data/model".to_owned(), ..fields };
         let text = br#"{"data":{"model":"bge","vector":"AABAQAAAgMA=","more":[]}}"#;
-        let found = Plan::of_queries(&nested).unwrap().read(text).unwrap();
+        let found = Plan::of_queries(&nested, &[]).unwrap().read(text).unwrap();
         assert_eq!((found.query, found.model), (Some(vec![3.0, -4.0]), ModelName::try_from("bge").ok()));
         let within = Fields { model: "/data".to_owned(), ..nested };
-        assert!(Plan::of_queries(&within).is_none());
+        assert!(Plan::of_queries(&within, &[]).is_none());
     }
 
     #[test]

@@ -26,8 +26,8 @@ pub enum Kind {
 pub struct Columns(Option<Vec<(String, Kind)>>);
 
 impl Columns {
-    /// The columns that hold the fields of events of a side.
-    pub fn of(fields: &Fields, side: Side) -> Self {
+    /// The columns that hold the fields of events of a side, and outcomes at these places.
+    pub fn of(fields: &Fields, outcomes: &[String], side: Side) -> Self {
         let shared = [(&fields.request_id, Kind::Text), (&fields.space, Kind::Text), (&fields.ts_ms, Kind::Time)];
         let own = match side {
             Side::Query => vec![
@@ -36,15 +36,24 @@ impl Columns {
                 (&fields.propensities, Kind::Json),
                 (&fields.propensity, Kind::Number),
                 (&fields.policy, Kind::Json),
+                (&fields.params_version, Kind::Number),
             ],
-            Side::Reward => vec![(&fields.reward, Kind::Number), (&fields.event_id, Kind::Text)],
+            Side::Reward => vec![
+                (&fields.reward, Kind::Number),
+                (&fields.event_id, Kind::Text),
+                (&fields.failed, Kind::Number),
+                (&fields.rewards, Kind::Json),
+                (&fields.preferred, Kind::Text),
+                (&fields.over, Kind::Text),
+            ],
         };
+        let outcomes = outcomes.iter().map(|pointer| (pointer, Kind::Number));
         let column = |(pointer, kind): (&String, Kind)| {
             let mut keys = pointer.split('/').skip(1);
             let name = keys.next().unwrap_or_default().replace("~1", "/").replace("~0", "~");
             (name, if keys.next().is_some() { Kind::Json } else { kind })
         };
-        Self(Some(shared.into_iter().chain(own).map(column).collect()))
+        Self(Some(shared.into_iter().chain(own).chain(outcomes).map(column).collect()))
     }
 
     /// What a column holds; none if it is not read.

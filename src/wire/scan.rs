@@ -126,6 +126,14 @@ impl<'a> Scanner<'a> {
         if self.peek()? == b'n' { self.word(b"null").map(|()| true) } else { Some(false) }
     }
 
+    /// Reads `true` or `false`.
+    pub fn bool(&mut self) -> Option<bool> {
+        match self.peek()? {
+            b't' => self.word(b"true").map(|()| true),
+            _ => self.word(b"false").map(|()| false),
+        }
+    }
+
     /// Reads any value, and forgets it.
     pub fn skip(&mut self) -> Option<()> {
         self.skip_within(DEPTH_MAX)

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use pointsman::eligible::Eligible;
 use pointsman::evaluate::judge::{Crossing, Judge, Logged, Range};
 use pointsman::evaluate::sample_ratio::SampleRatio;
 use pointsman::evaluate::verdict::{Assessments, Finding, Names};
@@ -291,7 +292,10 @@ fn judge_log(says: Says, seed: u64, events: usize, alpha: f64) -> Found {
         let model = usize::from(draw >= played[0]) + usize::from(draw >= played[0] + played[1]);
         let reward = f64::from(u8::from(luck < REWARDS[kind][model]));
         ratio.see(&said, model);
-        judge.see(&Logged { propensities: &said, model, reward, predicted: &[0.4; 3] }, &[&said, &policies[kind]]);
+        judge.see(
+            &Logged { propensities: &said, model, reward, predicted: &[0.4; 3], eligible: &Eligible::ALL },
+            &[&said, &policies[kind]],
+        );
         found.ever_mismatched |= ratio.is_mismatch(alpha);
         let value = |policy: &[f64]| policy.iter().zip(REWARDS[kind]).map(|(p, r)| p * r).sum::<f64>();
         let alone = [0, 1, 2].map(|model| REWARDS[kind][model]);
@@ -373,7 +377,10 @@ fn is_ever_wrong(seed: u64, events: usize, alpha: f64) -> bool {
         };
         let reward = f64::from(u8::from(luck < REWARDS[kind][model]));
         let other = [[0.8, 0.1, 0.1], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]][kind];
-        judge.see(&Logged { propensities: &played, model, reward, predicted: &[0.4; 3] }, &[&played, &other]);
+        judge.see(
+            &Logged { propensities: &played, model, reward, predicted: &[0.4; 3], eligible: &Eligible::ALL },
+            &[&played, &other],
+        );
         sums[kind][model] += reward;
         counts[kind][model] += 1.0;
         for (truth, policy) in truth.iter_mut().zip([played, other]) {

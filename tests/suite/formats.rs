@@ -35,6 +35,7 @@ use pointsman::wire::records::learner::hpg::{
     BallRecord, BettorRecord, EigenRecord, ExactRecord, FactorRecord, FactoredRecord, HpgRecord, LazyRecord,
     ParameterFreeRecord, ParametersRecord,
 };
+use pointsman::wire::records::learner::objective::{FadingMeanRecord, FloorRecord, ObjectiveRecord, OutcomeRecord};
 use pointsman::wire::records::learner::regression::{
     ConstantRecord, DirectionsRecord, DriftRecord, ModelRegressionRecord, NewtonRecord, OverlapRecord,
     RegressionRecord, RepeatsRecord, TrustRecord,
@@ -176,7 +177,7 @@ fn teach(trainer: &mut Trainer, examples: std::ops::Range<i32>) {
 /// Compares two learners by what they do: counters, parameters, and how they continue.
 fn check_alike(name: &str, mut found: Trainer, mut expected: Trainer) {
     let close = |found: &Trainer, expected: &Trainer| {
-        let figures = |trainer: &Trainer| (trainer.version(), trainer.learned(), trainer.reward_sum().to_bits());
+        let figures = |trainer: &Trainer| (trainer.version(), trainer.learned(), trainer.rewards().0.to_bits());
         assert_eq!(figures(found), figures(expected), "{name}");
         let query = Query::new([0.3, -0.1, 0.8, 0.2]).unwrap();
         // Older versions have no rollout, which starts over and may mix otherwise.
@@ -449,6 +450,26 @@ impl Numbers {
         }
     }
 
+    fn fading(&mut self) -> FadingMeanRecord {
+        FadingMeanRecord { sum: self.next(), weight: self.next() }
+    }
+
+    fn objective(&mut self) -> ObjectiveRecord {
+        let outcome = OutcomeRecord {
+            name: "cost".to_owned(),
+            observed: vec![self.fading(), FadingMeanRecord::default()],
+            price: self.next(),
+            debt: -self.next(),
+            variance: self.fading(),
+            age: self.fading(),
+            requests: 70_000,
+            spent: self.next(),
+            recent: self.fading(),
+        };
+        let (played, alone) = (self.fading(), vec![self.fading(), self.fading()]);
+        ObjectiveRecord { outcomes: vec![outcome], floor: FloorRecord { relief: self.next(), played, alone } }
+    }
+
     fn policy_value(&mut self, rolls_out: bool) -> PolicyValueRecord {
         PolicyValueRecord {
             examples: 70_000,
@@ -519,9 +540,13 @@ fn fixed_records() -> Vec<(&'static str, LearnerRecord)> {
                 model,
                 propensities: n.list(2),
                 policy: (model == 1).then(|| n.list(2)),
-                reward: n.next(),
+                reward: (model == 0).then(|| n.next()),
+                eligible: (model == 1).then(|| vec![false, true]),
+                others: (model == 1).then(|| (0, n.next())).into_iter().collect(),
+                preference: (model == 1).then_some((1, 0)),
             },
             mean_before: n.next(),
+            tolls: if model == 1 { n.list(2) } else { Vec::new() },
         };
         let pending = vec![lesson(0), lesson(1)];
         let record = LearnerRecord {
@@ -540,6 +565,8 @@ fn fixed_records() -> Vec<(&'static str, LearnerRecord)> {
             version: 298,
             state,
             policy_value: n.policy_value(i % 2 == 1),
+            rewarded: 299,
+            objective: if i % 2 == 1 { n.objective() } else { ObjectiveRecord::default() },
         };
         (name, record)
     };

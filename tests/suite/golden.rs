@@ -107,7 +107,7 @@ fn parameter_free() {
             learner.scores(&query, &mut scores);
             assert_close(&pointsman::router::Sampling::Softmax.core(&scores), &step.p, 1e-8);
             let example = Example::new(query, step.m, step.p.clone(), None, step.r).unwrap();
-            learner.apply(&[Lesson { example, mean_before: 0.5 }], t as u64);
+            learner.apply(&[Lesson::new(example, 0.5)], t as u64);
         }
         assert_close(&learner.magnitudes(), &run.r#final.z, 1e-8);
         for ((eigen, z), w) in learner.eigens().iter().zip(&run.r#final.z).zip(&run.r#final.w) {

@@ -261,7 +261,7 @@ fn check_put_off(config: &LearnerConfig, shape: Shape, stream: Stream) {
         let example = turn.example(&decision, shape.models);
         watched.learn(example.clone()).unwrap();
         alone.learn(example).unwrap();
-        let counts = |trainer: &Trainer| (trainer.version(), trainer.learned(), trainer.reward_sum());
+        let counts = |trainer: &Trainer| (trainer.version(), trainer.learned(), trainer.rewards());
         assert_eq!(counts(&watched), counts(&alone), "{config:?} {stream:?} at {t}");
         if random.random::<f64>() < 0.03 {
             assert_eq!(watched.save(), alone.save(), "{config:?} {stream:?} at {t}");
@@ -376,7 +376,7 @@ fn assert_usable(trainer: &mut Trainer) {
         let distribution = trainer.distribution(&query).unwrap();
         assert!((distribution.propensities.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{distribution:?}");
         let decision = trainer.decide(&query).unwrap();
-        let Distribution { propensities, policy } = decision.distribution;
+        let Distribution { propensities, policy, .. } = decision.distribution;
         let example = Example::new(query.clone(), decision.model, propensities, Some(policy), 1.0).unwrap();
         trainer.learn(example).unwrap();
     }

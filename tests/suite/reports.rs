@@ -61,7 +61,7 @@ impl Desk {
             let played: Vec<f64> = weights.iter().map(|w| w / weights.iter().sum::<f64>()).collect();
             let propensities: Value =
                 MODELS.iter().zip(&played).map(|(name, p)| ((*name).to_owned(), json!(p))).collect();
-            let model = Distribution { policy: played.clone(), propensities: played }.draw(draws.random());
+            let model = Distribution::mix(played.clone(), 0.0, &played).draw(draws.random());
             let reward = if draws.random::<f64>() < expected[model] { 1.0 } else { 0.0 };
             let (id, ts_ms) = (format!("r{i}"), 1_700_000_000_000 + 100 * i);
             let (vector, name) = (query.as_slice(), MODELS[model]);

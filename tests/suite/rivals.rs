@@ -193,7 +193,7 @@ fn log_quadratic_is_a_sum_of_gradients() {
             for (sum, c) in sums.iter_mut().zip(&c) {
                 sum.iter_mut().enumerate().for_each(|(at, w)| *w += 0.7 * c * q[at / DIM] * q[at % DIM]);
             }
-            earned += example.reward();
+            earned += example.reward().unwrap();
             trainer.learn(example.clone()).unwrap();
         }
         for (eigen, sum) in trainer.eigens().iter().zip(&sums) {

@@ -391,15 +391,21 @@ impl Critic {
         solves
     }
 
-    /// True if errors say that rewards have changed.
+    /// Learns the known rewards of a query; true if errors say that rewards have changed.
     fn learn_prepared(&mut self, scratch: &Scratch, example: &Example) -> bool {
+        let is_new = scratch.key.is_some_and(|key| self.head.get(key).is_none());
+        let learn = |changed, (model, reward)| changed | self.learn_reward(scratch, model, reward, is_new);
+        example.rewards().fold(false, learn)
+    }
+
+    /// Learns what a model earned; `is_new`: on a query that is not in the table. True if the errors say that rewards have
+    /// changed.
+    fn learn_reward(&mut self, scratch: &Scratch, model: usize, reward: f64, is_new: bool) -> bool {
         let Scratch { query, key: Some(key), y, phi, .. } = scratch else { return false };
-        let (model, reward) = (example.model(), example.reward());
         let shared = self.ridge.shared(phi);
         let own = self.ridge.own(model, phi);
         let remainder = self.remainders[model].look(&self.spec.ball, query);
         let repeated = self.head.get(*key).and_then(|head| head.mean(model)).map_or(0.0, |(weight, _)| weight);
-        let is_new = self.head.get(*key).is_none();
         if is_new {
             let constant = self.constants[model];
             self.evidence.fade(KEEP_EVIDENCE);

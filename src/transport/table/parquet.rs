@@ -390,7 +390,7 @@ mod tests {
         group.close().unwrap();
         file.close().unwrap();
 
-        for columns in [Columns::default(), Columns::of(&Fields::default(), Side::Query)] {
+        for columns in [Columns::default(), Columns::of(&Fields::default(), &[], Side::Query)] {
             let file = File::open(path.path()).unwrap();
             let mut rows = ParquetRows::open(file, &columns, &Arc::default()).unwrap();
             let mut line = Vec::new();

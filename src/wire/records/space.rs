@@ -36,10 +36,10 @@ pub struct LearnedRecord {
     pub rewarded: u64,
     /// Those of them whose reward was outside the range.
     pub clipped: u64,
-    /// Least reward of all examples, on the scale of 0..1.
-    pub least: f64,
-    /// Greatest reward of all examples, on the scale of 0..1.
-    pub greatest: f64,
+    /// Decisions of each model that failed.
+    pub failures: Vec<u64>,
+    /// Least and greatest reward of all examples, on the scale of 0..1. Absent while only decisions failed.
+    pub extremes: Option<(f64, f64)>,
 }
 
 /// The join of a space without its requests.
@@ -145,15 +145,47 @@ pub enum SideRecord {
 
 impl Record for SpaceRecord {
     const KIND: Kind = Kind::Space;
-    const VERSION: u16 = 4;
+    const VERSION: u16 = 5;
 
     fn upgrade(version: u16, payload: &[u8]) -> Result<Self, Damaged> {
         match version {
             1 => envelope::decode::<SpaceRecordV1>(payload).map(SpaceRecordV3::from).map(Self::from),
             2 => envelope::decode::<SpaceRecordV2>(payload).map(SpaceRecordV3::from).map(Self::from),
             3 => envelope::decode::<SpaceRecordV3>(payload).map(Self::from),
+            4 => envelope::decode::<SpaceRecordV4>(payload).map(Self::from),
             _ => Err(Damaged::unknown_version(version)),
         }
+    }
+}
+
+/// Version 4: failures were not counted.
+#[derive(Deserialize)]
+struct SpaceRecordV4 {
+    models: Vec<ModelName>,
+    retired: BTreeSet<ModelName>,
+    join: JoinRecord,
+    probation: ProbationRecord,
+    learned: Option<LearnedRecordV4>,
+}
+
+#[derive(Deserialize)]
+struct LearnedRecordV4 {
+    range: (f64, f64),
+    examples: Vec<u64>,
+    rewarded: u64,
+    clipped: u64,
+    least: f64,
+    greatest: f64,
+}
+
+impl From<SpaceRecordV4> for SpaceRecord {
+    fn from(old: SpaceRecordV4) -> Self {
+        let SpaceRecordV4 { models, retired, join, probation, learned } = old;
+        let learned = learned.map(|LearnedRecordV4 { range, examples, rewarded, clipped, least, greatest }| {
+            let failures = vec![0; examples.len()];
+            LearnedRecord { range, examples, rewarded, clipped, failures, extremes: Some((least, greatest)) }
+        });
+        Self { models, retired, join, probation, learned }
     }
 }
 

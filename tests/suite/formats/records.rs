@@ -7,6 +7,7 @@ use std::fs;
 use pointsman::config::{Algorithm, Config, FeatureKind, LearnerConfig, Settings};
 use pointsman::engine::{Engine, Input, Side, is_of_lane, space_of};
 use pointsman::event::{ModelName, Name};
+use pointsman::feedback::MoreFeedback;
 use pointsman::snapshot::{Audit, LaneHead, Publication, SharedHead, fingerprint};
 use pointsman::state::backup::{Backup, LaneBackup};
 use pointsman::state::{LaneStore, Retention};
@@ -120,8 +121,8 @@ fn space() -> SpaceRecord {
             examples: vec![300, 400],
             rewarded: 400,
             clipped: 3,
-            least: 0.125,
-            greatest: 1.0,
+            failures: vec![0, 2],
+            extremes: Some((0.125, 1.0)),
         }),
     }
 }
@@ -159,13 +160,30 @@ fn aggregates() -> Vec<SpaceRecord> {
 
 fn requests() -> Vec<(&'static str, RequestRecord)> {
     let rewards = vec![
-        RewardRecord { identity: 7, ts_ms: -1, reward: -0.5, arrival: 3 },
-        RewardRecord { identity: u64::MAX, ts_ms: 1_731_700_000_004, reward: 1e300, arrival: 70_000 },
+        RewardRecord { identity: 7, ts_ms: -1, reward: Some(-0.5), more: None, arrival: 3 },
+        RewardRecord { identity: u64::MAX, ts_ms: 1_731_700_000_004, reward: Some(1e300), more: None, arrival: 70_000 },
     ];
+    let more = MoreFeedback {
+        outcomes: [("cost".to_owned(), 0.25)].into(),
+        failed: true,
+        rewards: [(model("bge"), 0.5), (model("mini.lm"), -1.0)].into(),
+        preference: Some((model("bge"), model("mini.lm"))),
+    };
+    let rich = RewardRecord { identity: 8, ts_ms: 1, reward: None, more: Some(Box::new(more)), arrival: 4 };
+    let priced = DecisionRecord {
+        vector: Cow::Owned(vec![1.0, 0.0]),
+        model: 1,
+        propensities: PropensitiesRecord::Full(Cow::Owned(vec![0.0, 1.0, 0.0])),
+        policy: None,
+        eligible: Some(Cow::Owned(vec![false, true, true])),
+        charged: Cow::Owned(vec![("cost".to_owned(), 0.125)]),
+    };
+    let priced = QueryRecord { ts_ms: 5, decision: priced };
     let pending = |propensities, policy: Option<&[f64]>, rewards: &[RewardRecord]| {
         let vector = Cow::Owned(vec![0.5, -1.25, 0.0, f32::MAX]);
         let policy = policy.map(|policy| Cow::Owned(policy.to_vec()));
-        let decision = DecisionRecord { vector, model: 300, propensities, policy };
+        let (eligible, charged) = (None, Cow::Borrowed(&[][..]));
+        let decision = DecisionRecord { vector, model: 300, propensities, policy, eligible, charged };
         let query = Some(QueryRecord { ts_ms: 1_731_700_000_000, decision });
         RequestRecord::Pending(PendingRecord { query, rewards: rewards.to_vec() })
     };
@@ -181,6 +199,7 @@ fn requests() -> Vec<(&'static str, RequestRecord)> {
         ("early", RequestRecord::Pending(PendingRecord { query: None, rewards })),
         ("finished", finished(false, None, &[7, 1 << 40])),
         ("settled", finished(true, Some(7), &[1 << 40])),
+        ("rich", RequestRecord::Pending(PendingRecord { query: Some(priced), rewards: vec![rich] })),
     ]
 }
 
@@ -275,7 +294,8 @@ fn present_records_equal_their_files() {
     }
 }
 
-/// Versions without further and clipped rewards, without a summary of the examples, and without the reward that was learned.
+/// Versions without further and clipped rewards, without a summary of the examples or of failures, without the reward that was
+/// learned, and with rewards that are numbers.
 #[test]
 fn records_of_older_versions_are_read() {
     let uncounted = |mut counts: JoinCountsRecord| {
@@ -284,17 +304,21 @@ fn records_of_older_versions_are_read() {
     };
     let others = aggregates().into_iter().zip(["-last", "-sum", "-mean", "-max"]);
     for (mut record, name) in [(space(), ""), (lobby(), "-lobby")].into_iter().chain(others) {
+        record.learned.iter_mut().for_each(|learned| learned.failures.fill(0));
+        assert_eq!(SpaceRecord::open(&golden(&format!("record-space{name}-4.bin"), &[])), Ok(record.clone()), "{name}");
         (record.join.counts, record.learned) = (uncounted(record.join.counts), None);
         assert_eq!(SpaceRecord::open(&golden(&format!("record-space{name}-3.bin"), &[])), Ok(record), "{name}");
     }
     let mut record = lane();
     record.dropped.join = uncounted(record.dropped.join);
     assert_eq!(LaneRecord::open(&golden("record-lane-1.bin", &[])), Ok(record));
-    for (name, mut record) in requests() {
+    for (name, mut record) in requests().into_iter().filter(|(name, _)| *name != "rich") {
+        let golden = |version: u8| golden(&format!("record-request-{name}-{version}.bin"), &[]);
+        assert_eq!(RequestRecord::open(&golden(2)).as_ref(), Ok(&record), "{name}");
         if let (RequestRecord::Finished(finished), "settled") = (&mut record, name) {
             (finished.used, finished.seen) = (None, Vec::new());
         }
-        let golden = golden(&format!("record-request-{name}-1.bin"), &[]);
+        let golden = golden(1);
         assert_eq!(RequestRecord::open(&golden).as_ref(), Ok(&record), "{name}");
         assert_eq!(RequestRecord::open_unversioned(&golden[1..]), Ok(record), "{name}: 0.1 wrote no version byte");
     }

@@ -12,7 +12,7 @@
 //! | version | payload |
 //! |---|---|
 //! | 6 | [`LearnerRecord`] |
-//! | 5 | [`old`]: a guard in place of the rollout |
+//! | 5 | [`old`]: a guard in place of the rollout, no objective; examples without eligible models and further feedback |
 //! | 4 | [`old`]: no sample-ratio test |
 //! | 3 | [`old`]: no incumbent, other sums for lifts |
 //! | 2 | the same as 3; or, before the guard mixed several models, [`old`] with one best model |
@@ -20,6 +20,7 @@
 
 pub mod critic;
 pub mod hpg;
+pub mod objective;
 pub mod old;
 pub mod regression;
 pub mod rivals;
@@ -29,6 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use self::critic::CriticLearnerRecord;
 use self::hpg::{HpgRecord, ParameterFreeRecord};
+use self::objective::ObjectiveRecord;
 use self::regression::RegressionRecord;
 use self::rivals::{Exp3Record, LinearBanditRecord, LogLinearRecord, LogQuadraticRecord, QuadraticSgdRecord};
 use self::value::PolicyValueRecord;
@@ -60,6 +62,10 @@ pub struct LearnerRecord {
     pub state: AlgorithmRecord,
     /// Estimates of what the policy earns.
     pub policy_value: PolicyValueRecord,
+    /// Examples with a reward of the chosen model: `reward_sum` is the sum over these.
+    pub rewarded: u64,
+    /// Outcomes and their prices.
+    pub objective: ObjectiveRecord,
 }
 
 /// The state of a ChaCha generator with 8 rounds. Bytes equal those of `rand_chacha`'s own serialization.
@@ -80,6 +86,8 @@ pub struct LessonRecord {
     pub example: ExampleRecord,
     /// Mean of the rewards before it, in 0..1.
     pub mean_before: f64,
+    /// Per model what it paid for its outcomes, in units of the score; empty if none did.
+    pub tolls: Vec<f64>,
 }
 
 /// A query, the decision on it and the reward.
@@ -93,8 +101,14 @@ pub struct ExampleRecord {
     pub propensities: Vec<f64>,
     /// The same before an exploration floor was mixed in, if it differs.
     pub policy: Option<Vec<f64>>,
-    /// The reward, in 0..1.
-    pub reward: f64,
+    /// The reward of the chosen model, in 0..1, if it is known.
+    pub reward: Option<f64>,
+    /// Whether each model could be chosen. Absent: all.
+    pub eligible: Option<Vec<bool>>,
+    /// Known rewards of other models: index and reward, in 0..1.
+    pub others: Vec<(u64, f64)>,
+    /// Indexes of a model that was preferred, and of the one that it was preferred to.
+    pub preference: Option<(u64, u64)>,
 }
 
 /// An exponentially weighted mean of rewards: `sum / weight`, or 0.5 if `weight` is 0.

@@ -1,14 +1,15 @@
 //! Older versions of a learner's record.
 //!
-//! All versions so far share the structs of the present one up to the policy value, the last part of the payload.
+//! Up to the policy value, which was the last part of their payload, they share one layout.
 
 use serde::Deserialize;
 
+use super::objective::ObjectiveRecord;
 use super::value::{
     BoundRecord, EstimateRecord, EvaluationRecord, ModelRewardsRecord, PolicyValueRecord, SampleRatioRecord,
     SharesRecord, WeightsRecord,
 };
-use super::{AlgorithmRecord, GeneratorRecord, LearnerRecord, LessonRecord, RewardMeanRecord};
+use super::{AlgorithmRecord, ExampleRecord, GeneratorRecord, LearnerRecord, LessonRecord, RewardMeanRecord};
 use crate::wire::envelope::{Damaged, decode};
 
 /// Version 1: everything before the policy value.
@@ -19,12 +20,30 @@ struct Unevaluated {
     dim: u64,
     models: Vec<String>,
     generator: GeneratorRecord,
-    pending: Vec<LessonRecord>,
+    pending: Vec<RewardedLesson>,
     reward_mean: RewardMeanRecord,
     reward_sum: f64,
     learned: u64,
     version: u64,
     state: AlgorithmRecord,
+}
+
+/// A lesson up to version 5: a reward of the chosen model and nothing else.
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct RewardedLesson {
+    example: RewardedExample,
+    mean_before: f64,
+}
+
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct RewardedExample {
+    query: Vec<f64>,
+    model: u64,
+    propensities: Vec<f64>,
+    policy: Option<Vec<f64>>,
+    reward: f64,
 }
 
 /// The policy value of version 4, and of version 5 before its sample-ratio test: a guard in place of the rollout.
@@ -239,6 +258,23 @@ impl UnpairedEstimate {
     }
 }
 
+impl RewardedLesson {
+    fn with_feedback(self) -> LessonRecord {
+        let RewardedExample { query, model, propensities, policy, reward } = self.example;
+        let example = ExampleRecord {
+            query,
+            model,
+            propensities,
+            policy,
+            reward: Some(reward),
+            eligible: None,
+            others: Vec::new(),
+            preference: None,
+        };
+        LessonRecord { example, mean_before: self.mean_before, tolls: Vec::new() }
+    }
+}
+
 impl Unevaluated {
     /// Nothing was evaluated. The configured window replaces the length of a block.
     fn without_policy_value(self) -> LearnerRecord {
@@ -258,7 +294,7 @@ impl Unevaluated {
         self.with_policy_value(Unguarded { examples: 0, evaluation, rewards, fallback_mix: Vec::new() }, None)
     }
 
-    /// Without a record of it, the sample-ratio test begins with the next example.
+    /// Every example had a reward and no outcomes. Without a record of it, the sample-ratio test begins with the next one.
     fn with_policy_value(self, value: Unguarded, sample_ratio: Option<SampleRatioRecord>) -> LearnerRecord {
         let Unguarded { examples, evaluation, rewards, fallback_mix } = value;
         let untested = || SampleRatioRecord { models: vec![SharesRecord::default(); self.models.len()], log_evidence: 0.0 };
@@ -272,13 +308,15 @@ impl Unevaluated {
             dim,
             models,
             generator,
-            pending,
+            pending: pending.into_iter().map(RewardedLesson::with_feedback).collect(),
             reward_mean,
             reward_sum,
             learned,
             version,
             state,
             policy_value,
+            rewarded: learned,
+            objective: ObjectiveRecord::default(),
         }
     }
 }
