@@ -191,8 +191,8 @@ impl Rollout {
         }
     }
 
-    /// Adds an example whose router had this probability of the incumbent under the policy.
-    pub fn see(&mut self, spec: &RolloutSpec, event: &Logged, policy: impl Fn(usize) -> f64) {
+    /// Adds an example. `under` tells the probability that the incumbent has where the policy has a share.
+    pub fn see(&mut self, spec: &RolloutSpec, event: &Logged, under: impl Fn(usize, f64) -> f64) {
         self.examples += 1;
         let Some(b) = self.incumbent.filter(|_| spec.has_control()) else { return };
         // The incumbent could not be played: the decision is not about it.
@@ -200,7 +200,7 @@ impl Rollout {
         if played <= 0.0 {
             return;
         }
-        self.plan.see(self.examples, played, policy(b));
+        self.plan.see(self.examples, played, |share| under(b, share));
         if self.has_begun {
             let (predicted, error) = addition(event, b, spec.budget);
             self.ledger.add(RANGE * predicted, RANGE * error);
@@ -281,8 +281,8 @@ impl Rollout {
         }
     }
 
-    /// Restores a record; none if it does not fit. Another configured stage begins at once. The promise goes on if the control
-    /// distribution was played before as well, and against the same incumbent.
+    /// Restores a record; none if it does not fit. Another configured stage begins at once. The promise goes on if the incumbent is
+    /// the same, and was played beside the policy before as well.
     pub fn restore(spec: &RolloutSpec, models: usize, record: &RolloutRecord) -> Option<Self> {
         let incumbent = record.incumbent.map(|model| model as usize);
         let restored = Self {
@@ -315,16 +315,16 @@ impl Rollout {
 
     /// The same under the present settings.
     fn configured(self, spec: &RolloutSpec) -> Self {
-        let had_control = [Stage::Shadow, Stage::Canary].contains(&self.configured);
-        let is_same = spec.incumbent.is_none() || spec.incumbent == self.incumbent;
-        if !(had_control && spec.has_control() && is_same) {
+        let had_control = RolloutSpec { stage: self.configured, ..*spec }.has_control();
+        let goes_on = self.configured == spec.stage || (had_control && spec.has_control());
+        if !goes_on || spec.incumbent.is_some_and(|incumbent| self.incumbent != Some(incumbent)) {
             let (examples, plan) = (self.examples, Plan::new(spec.first_share(), self.examples));
             return Self { examples, plan, ..Self::new(spec) };
         }
         let stays = spec.automatic && spec.stage == self.configured;
         let stage = if stays { self.stage } else { spec.stage };
         let mut restored = Self { configured: spec.stage, stage, ..self };
-        if stage == Stage::Shadow {
+        if stage == Stage::Shadow && restored.plan.share > 0.0 {
             restored.plan.follow(restored.examples, 0.0, spec.budget);
         }
         restored
@@ -357,15 +357,14 @@ impl Plan {
         Self { share, before: 1.0, since, has_arrived: false, is_mixed: false, late: 0, lag: None }
     }
 
-    /// Adds an example: the incumbent was played with probability `played`, and `policy` is that of the policy alone.
-    fn see(&mut self, examples: u64, played: f64, policy: f64) {
-        let under = |share: f64| share * policy + 1.0 - share;
-        let [new, old] = [self.share, self.before].map(under);
+    /// Adds an example in which the incumbent was played with probability `played`.
+    fn see(&mut self, examples: u64, played: f64, under: impl Fn(f64) -> f64) {
+        let (new, old) = (under(self.share), under(self.before));
         if (new - old).abs() < TELLING {
             // Both shares are alike, or the policy plays what the incumbent does.
             return;
         }
-        if (played - old).abs() < (played - new).abs() {
+        if (played - new).abs() > TOLERANCE * (new - old).abs() {
             (self.is_mixed, self.late) = (true, examples - self.since);
         } else {
             self.has_arrived = true;
@@ -423,7 +422,10 @@ impl Plan {
 }
 
 /// By how much the probabilities of the incumbent must differ to tell two shares apart.
-const TELLING: f64 = 1e-6;
+const TELLING: f64 = 1e-5;
+
+/// What of that difference may be rounding.
+const TOLERANCE: f64 = 0.05;
 
 impl From<Stage> for StageRecord {
     fn from(stage: Stage) -> Self {
@@ -443,6 +445,154 @@ impl From<StageRecord> for Stage {
             StageRecord::Shadow => Self::Shadow,
             StageRecord::Canary => Self::Canary,
             StageRecord::Full => Self::Full,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eligible::Eligible;
+    use proptest::prelude::*;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+    use std::collections::VecDeque;
+
+    const CANARY: RolloutSpec = RolloutSpec { stage: Stage::Canary, automatic: false, incumbent: Some(0), budget: 0.02 };
+
+    /// Decisions among an incumbent that earns 0.5 and a policy that always plays the other model.
+    struct Traffic {
+        spec: RolloutSpec,
+        rollout: Rollout,
+        random: ChaCha8Rng,
+        /// Decisions whose reward has not come yet: p of the incumbent, the chosen model, its reward.
+        open: VecDeque<(f64, usize, f64)>,
+        /// The sum of x, and the least it ever was.
+        sum: f64,
+        least: f64,
+    }
+
+    impl Traffic {
+        fn new(spec: RolloutSpec, seed: u64) -> Self {
+            let (rollout, random) = (Rollout::new(&spec), ChaCha8Rng::seed_from_u64(seed));
+            Self { spec, rollout, random, open: VecDeque::new(), sum: 0.0, least: 0.0 }
+        }
+
+        /// The share that routers play.
+        fn share(&self) -> f64 {
+            self.rollout.share(&self.spec)
+        }
+
+        /// Plays so many decisions with a policy that earns `reward`; rewards come `delay` decisions later.
+        fn play(&mut self, decisions: u64, delay: usize, reward: f64) {
+            for _ in 0..decisions {
+                let share = self.share();
+                let [draw, luck]: [f64; 2] = self.random.random();
+                let model = usize::from(draw < share);
+                let won = f64::from(u8::from(luck < [0.5, reward][model]));
+                if self.rollout.has_begun {
+                    self.sum += share * reward + (1.0 - share) * 0.5 - (1.0 - self.spec.budget) * 0.5;
+                    self.least = self.least.min(self.sum);
+                }
+                self.open.push_back((1.0 - share, model, won));
+                if self.open.len() > delay {
+                    let (p, model, reward) = self.open.pop_front().unwrap();
+                    self.see(&[p, 1.0 - p], model, reward);
+                }
+            }
+        }
+
+        fn see(&mut self, propensities: &[f64], model: usize, reward: f64) {
+            let predicted = [0.5; 2];
+            let event = Logged { propensities, model, reward, predicted: &predicted, eligible: &Eligible::ALL };
+            self.rollout.see(&self.spec, &event, |_, share| 1.0 - share);
+            if self.rollout.is_due(&self.spec) {
+                self.rollout.look(&self.spec, 0.05, 50_000, false, |_| true);
+            }
+        }
+    }
+
+    /// It earns well until it has the traffic, and nothing from then on.
+    #[test]
+    fn a_policy_that_turns_bad_at_the_worst_time_stays_within_the_budget() {
+        for delay in [0, 100, 1000] {
+            for seed in 0..10 {
+                let mut traffic = Traffic::new(CANARY, seed);
+                while traffic.share() < 0.9 {
+                    traffic.play(64, delay, 0.9);
+                }
+                for _ in 0..40 {
+                    let reward = if traffic.share() > 0.3 { 0.0 } else { 0.9 };
+                    traffic.play(500, delay, reward);
+                }
+                assert!(traffic.least >= 0.0, "{delay}, {seed}: {}", traffic.least);
+            }
+        }
+    }
+
+    /// What was earned long ago may not be lost again.
+    #[test]
+    fn a_policy_that_earned_much_falls_back_soon() {
+        let mut traffic = Traffic::new(CANARY, 1);
+        traffic.play(100_000, 0, 0.7);
+        assert_eq!(traffic.share(), 1.0 - CONTROL);
+        traffic.play(6_000, 0, 0.3);
+        assert!(traffic.sum > 10_000.0 && traffic.share() < 0.1, "{} {}", traffic.sum, traffic.share());
+    }
+
+    #[test]
+    fn a_share_rises_only_where_routers_follow() {
+        let mut traffic = Traffic::new(CANARY, 1);
+        // They play the incumbent, whatever is published.
+        for i in 0..20_000 {
+            traffic.see(&[1.0, 0.0], 0, f64::from(i % 2));
+        }
+        assert_eq!(traffic.share(), CANARY.budget);
+        // They follow, but a thousand decisions later.
+        let mut traffic = Traffic::new(CANARY, 1);
+        traffic.play(40_000, 1000, 0.7);
+        let lag = traffic.rollout.plan.lag_now(traffic.rollout.examples);
+        assert!((900..2500).contains(&lag), "{lag}");
+    }
+
+    #[test]
+    fn the_promise_goes_on_where_the_control_stays_the_same() {
+        let mut traffic = Traffic::new(CANARY, 1);
+        traffic.play(20_000, 0, 0.7);
+        let Traffic { rollout, .. } = traffic;
+        let restored = |spec: RolloutSpec| Rollout::restore(&spec, 2, &rollout.record()).unwrap();
+        assert_eq!(restored(CANARY), rollout);
+        let shadow = restored(RolloutSpec { stage: Stage::Shadow, ..CANARY });
+        assert_eq!((shadow.stage, shadow.plan.share, shadow.ledger), (Stage::Shadow, 0.0, rollout.ledger));
+        let full = restored(RolloutSpec { stage: Stage::Full, ..CANARY });
+        assert_eq!((full.ledger.count(), full.share(&RolloutSpec { stage: Stage::Full, ..CANARY })), (0, 1.0));
+        let other = restored(RolloutSpec { incumbent: Some(1), ..CANARY });
+        assert_eq!((other.incumbent, other.ledger.count(), other.plan.share), (Some(1), 0, CANARY.budget));
+        assert_eq!(Rollout::restore(&CANARY, 1, &RolloutRecord { incumbent: Some(1), ..rollout.record() }), None);
+        assert_eq!(Rollout::restore(&CANARY, 2, &RolloutRecord { share: f64::NAN, ..rollout.record() }), None);
+    }
+
+    proptest! {
+        /// Over all draws and rewards, whatever is predicted, x is unbiased, and no error is below -1.
+        #[test]
+        fn additions_are_unbiased(
+            b in 0.01..=1.0_f64,
+            split in 0.0..=1.0_f64,
+            predicted in prop::array::uniform3(0.0..=1.0_f64),
+            rewards in prop::array::uniform3(0.0..=1.0_f64),
+            budget in 1e-4..0.5_f64,
+        ) {
+            let propensities = [b, (1.0 - b) * split, (1.0 - b) * (1.0 - split)];
+            let mut mean = 0.0;
+            for (model, reward) in (0..3).flat_map(|model| [(model, 0.0), (model, 1.0)]).filter(|one| propensities[one.0] > 0.0) {
+                let chance = propensities[model] * if reward == 1.0 { rewards[model] } else { 1.0 - rewards[model] };
+                let event = Logged { propensities: &propensities, model, reward, predicted: &predicted, eligible: &Eligible::ALL };
+                let (expected, error) = addition(&event, 0, budget);
+                prop_assert!(error >= -1.0);
+                mean += chance * (expected + error);
+            }
+            let truth = propensities.iter().zip(rewards).map(|(p, r)| p * r).sum::<f64>() - (1.0 - budget) * rewards[0];
+            prop_assert!((mean - truth).abs() < 1e-9, "{mean} {truth}");
         }
     }
 }

@@ -226,8 +226,13 @@ impl Worth {
         let mut played: [&[f64]; POLICIES] = [&[]; POLICIES];
         (played[LOGGED], played[LEARNED], played[UNIFORM]) = (example.propensities(), outlook.policy, &*alike);
         self.judge.see(&event, &played);
-        let (core, f) = (example.policy(), outlook.exploration);
-        self.rollout.see(&spec.rollout, &event, |m| (1.0 - f) * core[m] + f * alike[m]);
+        // What a router makes of the floor below, among the eligible models.
+        let (core, f, models) = (example.policy(), outlook.exploration, predicted.len() as f64);
+        self.rollout.see(&spec.rollout, &event, |b, share| {
+            let (explored, control) = (share * f / models, 1.0 - share);
+            let floor = (explored + control) / (explored / alike[b] + control).max(f64::MIN_POSITIVE);
+            share * (1.0 - f) * core[b] + (1.0 - share * (1.0 - f)) * floor
+        });
     }
 
     /// Predicts the reward of each model without looking at the query: its mean, cautious while it has few examples.

@@ -364,7 +364,7 @@ fn learn(kind: Kind, config: &LearnerConfig, incumbent: usize, count: u64, seed:
 
 #[test]
 fn learners_stay_within_the_budget() {
-    let (seeds, count) = (sized(2, 10) as u64, sized(10_000, 60_000) as u64);
+    let (seeds, count) = (sized(1, 4) as u64, sized(8_000, 40_000) as u64);
     for algorithm in [Algorithm::Hpg, Algorithm::HypentropyRegression] {
         for kind in [Kind::Useless, Kind::Useful, Kind::Drifting] {
             let mut gains = Vec::new();
