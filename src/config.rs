@@ -131,20 +131,33 @@ pub enum LogFormat {
 pub struct RouterConfig {
     /// Key of the random draws.
     pub key: Secret,
-    /// The model that is played until parameters are available; `None`: uniform.
+    /// The model that is played until parameters are available, and where no other may answer; `None`: uniform, and an error.
     pub fallback_model: Option<String>,
     /// How long decisions are remembered, to answer repeated requests alike.
     pub remember_ms: u64,
     /// Limit on remembered decisions.
     pub remember_max: usize,
+    /// Failures in a row after which a model rests; 0 = never.
+    pub failures_max: u32,
+    /// How long it then rests.
+    pub cooldown_ms: u64,
 }
 
 impl Default for RouterConfig {
     fn default() -> Self {
-        let key = Secret("pointsman".to_owned());
-        Self { key, fallback_model: None, remember_ms: 600_000, remember_max: 100_000 }
+        Self {
+            key: Secret("pointsman".to_owned()),
+            fallback_model: None,
+            remember_ms: 600_000,
+            remember_max: 100_000,
+            failures_max: 5,
+            cooldown_ms: 30_000,
+        }
     }
 }
+
+/// Longest rest of a model with a known end: a year.
+pub const REST_MS_MAX: u64 = 365 * 86_400_000;
 
 /// `[http]`, as written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -1230,6 +1243,8 @@ impl Config {
         self.http.check()?;
         self.runtime.check()?;
         within("router.remember_max", self.router.remember_max, 1, 100_000_000)?;
+        within("router.failures_max", self.router.failures_max, 0, 1_000_000)?;
+        within("router.cooldown_ms", self.router.cooldown_ms, 1, REST_MS_MAX)?;
         if !(1..=64).contains(&self.router.key.0.len()) {
             let found = format!("{MASK} ({} bytes)", self.router.key.0.len());
             return Err(bad("router.key", found, "must have 1 to 64 bytes"));

@@ -43,7 +43,7 @@ use crate::hpg::spectra::Eigen;
 use crate::joiner::{BadJoin, JoinCounts, JoinSpec, Joined, Joiner, Payload};
 use crate::learner::{BadState, ChargedDecision, Trainer};
 use crate::objective::ObjectiveView;
-use crate::router::Policy;
+use crate::router::{Outcomes, Policy};
 use crate::warnings::{self, Evidence, Warning};
 use crate::wire::envelope::{self, Damaged};
 use crate::wire::events::{Bad, Parser, Propensities, QueryEvent, RewardEvent};
@@ -1372,8 +1372,9 @@ fn restore_trainer(spec: &Spec, saved: Option<&[u8]>) -> Result<(Trainer, bool),
     let new = || Trainer::new(spec.clone());
     let Some(saved) = saved else { return Ok((new(), true)) };
     let trainer = Trainer::restore(spec.clone(), saved)?;
-    // Imported parameters come without examples.
-    let is_blank = trainer.learned() == 0 && trainer.policy() == new().policy();
+    // Imported parameters come without examples. Prices are no knowledge.
+    let scores = |trainer: &Trainer| Policy { outcomes: Outcomes::default(), ..trainer.policy() };
+    let is_blank = trainer.learned() == 0 && scores(&trainer) == scores(&new());
     Ok((trainer, is_blank))
 }
 

@@ -66,6 +66,17 @@ pub struct Objective {
     spec: ObjectiveSpec,
     outcomes: Vec<Outcome>,
     floor: QualityFloor,
+    delay: Delay,
+}
+
+/// How old the parameters are that decide.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Delay {
+    /// Examples learned by the last charge.
+    examples: u64,
+    examples_per_charge: FadingMean,
+    /// In charges.
+    age: FadingMean,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -74,7 +85,6 @@ struct Outcome {
     price: f64,
     debt: f64,
     variance: FadingMean,
-    age: FadingMean,
     requests: u64,
     spent: f64,
     recent: FadingMean,
@@ -177,6 +187,10 @@ const KEEP_OBSERVED: f64 = 1.0 - 1.0 / 128.0;
 const KEEP_VARIANCE: f64 = 1.0 - 1.0 / 256.0;
 const KEEP_RECENT: f64 = 1.0 - 1.0 / 2000.0;
 
+/// What is left of the rate of examples after a charge, and the least rate.
+const KEEP_RATE: f64 = 1.0 - 1.0 / 1000.0;
+const RATE_MIN: f64 = 1e-3;
+
 /// What is left of predicted rewards after one example, and the most that phi changes by it.
 const KEEP_QUALITY: f64 = 1.0 - 1.0 / 2000.0;
 const RELIEF_STEP: f64 = 1.0 / 500.0;
@@ -210,7 +224,7 @@ impl Objective {
         let outcome = || Outcome { observed: vec![FadingMean::default(); models.len()], ..Outcome::default() };
         let outcomes = spec.outcomes.iter().map(|_| outcome()).collect();
         let floor = QualityFloor { alone: vec![FadingMean::default(); models.len()], ..QualityFloor::default() };
-        Self { models, outcomes, floor, spec }
+        Self { models, outcomes, floor, spec, delay: Delay::default() }
     }
 
     /// Whether only the reward counts.
@@ -241,13 +255,14 @@ impl Objective {
     /// Charges a decision, with the outcomes that its event carries. Returns what was charged of each outcome.
     pub fn charge(&mut self, charge: Charge, known: &BTreeMap<String, f64>) -> Vec<(String, f64)> {
         let mut charged = Vec::with_capacity(self.outcomes.len());
+        let pace = self.delay.pace(&charge);
         for j in 0..self.outcomes.len() {
             let name = self.spec.outcomes[j].name.clone();
             if let Some(&value) = known.get(&name) {
                 self.outcomes[j].observed[charge.model].add(value, KEEP_OBSERVED);
             }
             let amount = known.get(&name).copied().unwrap_or_else(|| self.expected(j, charge.model));
-            self.steer(j, charge, amount);
+            self.steer(j, charge, pace, amount);
             let outcome = &mut self.outcomes[j];
             outcome.requests += 1;
             outcome.spent += amount;
@@ -258,10 +273,12 @@ impl Objective {
     }
 
     /// Moves the price of an outcome after a decision that cost `amount`.
-    fn steer(&mut self, j: usize, charge: Charge, amount: f64) {
+    fn steer(&mut self, j: usize, charge: Charge, pace: f64, amount: f64) {
         let Some(budget) = self.spec.outcomes[j].budget else { return };
         // What others decide says nothing of the price.
-        let Some(age) = charge.age else { return };
+        if charge.age.is_none() {
+            return;
+        }
         let costs = |p: &[f64]| {
             let cost = |(m, p): (usize, &f64)| (*p, self.expected(j, m) / budget);
             p.iter().enumerate().filter(|(_, p)| **p > 0.0).map(cost).collect::<Vec<(f64, f64)>>()
@@ -278,9 +295,6 @@ impl Objective {
             let variance = costs.iter().map(|(p, x)| p * (x - middle) * (x - middle)).sum();
             outcome.variance.add(variance, KEEP_VARIANCE);
         }
-        let requests_per_example = (outcome.requests + 1) as f64 / (charge.examples + 1) as f64;
-        outcome.age.add(age as f64 * requests_per_example, KEEP_VARIANCE);
-        let pace = PACE_MAX.min(PACE_TIMES_AGE / (1.0 + outcome.age.mean().unwrap_or(0.0)));
         outcome.owe(spent - 1.0);
         let violation = (spent - 1.0).min(VIOLATION_MAX);
         let variance = outcome.variance.mean().unwrap_or(1.0).max(VARIANCE_MIN);
@@ -390,7 +404,6 @@ impl Objective {
             price: outcome.price,
             debt: outcome.debt,
             variance: outcome.variance.record(),
-            age: outcome.age.record(),
             requests: outcome.requests,
             spent: outcome.spent,
             recent: outcome.recent.record(),
@@ -402,6 +415,9 @@ impl Objective {
                 played: self.floor.played.record(),
                 alone: self.floor.alone.iter().map(|mean| mean.record()).collect(),
             },
+            examples: self.delay.examples,
+            examples_per_charge: self.delay.examples_per_charge.record(),
+            age: self.delay.age.record(),
         }
     }
 
@@ -415,7 +431,7 @@ impl Objective {
         };
         let mut saved = BTreeMap::new();
         for record in record.outcomes {
-            let OutcomeRecord { name, observed, price, debt, variance, age, requests, spent, recent } = record;
+            let OutcomeRecord { name, observed, price, debt, variance, requests, spent, recent } = record;
             let is_sound = (0.0..=PRICE_MAX).contains(&price)
                 && (-SAVINGS_MAX..=DEBT_MAX).contains(&debt)
                 && spent.abs() <= SUM_MAX
@@ -425,7 +441,6 @@ impl Objective {
                 price,
                 debt,
                 variance: FadingMean::from_record(variance)?,
-                age: FadingMean::from_record(age)?,
                 requests,
                 spent,
                 recent: FadingMean::from_record(recent)?,
@@ -436,6 +451,11 @@ impl Objective {
         // Older learners have none.
         let alone = if alone.is_empty() { objective.floor.alone.clone() } else { means(alone)? };
         objective.floor = QualityFloor { relief, played: FadingMean::from_record(played)?, alone };
+        objective.delay = Delay {
+            examples: record.examples,
+            examples_per_charge: FadingMean::from_record(record.examples_per_charge)?,
+            age: FadingMean::from_record(record.age)?,
+        };
         for (spec, outcome) in objective.spec.outcomes.iter().zip(&mut objective.outcomes) {
             saved.remove(&spec.name).into_iter().for_each(|saved| *outcome = saved);
         }
@@ -450,6 +470,21 @@ impl Objective {
         self.outcomes.iter_mut().for_each(|outcome| outcome.observed = moved(&outcome.observed));
         self.floor.alone = moved(&self.floor.alone);
         self.models = models;
+    }
+}
+
+impl Delay {
+    /// a: the share of a violation that one request corrects.
+    fn pace(&mut self, charge: &Charge) -> f64 {
+        // What was learned before the first charge is no rate.
+        let is_first = self.examples_per_charge.weight == 0.0;
+        let learned = if is_first { 1 } else { charge.examples.saturating_sub(self.examples) };
+        self.examples = charge.examples;
+        self.examples_per_charge.add(learned as f64, KEEP_RATE);
+        let rate = self.examples_per_charge.mean().unwrap_or(1.0).max(RATE_MIN);
+        let age = charge.age.map_or(0.0, |age| age as f64 / rate);
+        self.age.add(age, KEEP_VARIANCE);
+        PACE_MAX.min(PACE_TIMES_AGE / (1.0 + age.max(self.age.mean().unwrap_or(0.0))))
     }
 }
 
@@ -500,7 +535,7 @@ mod tests {
         let mut random = ChaCha8Rng::seed_from_u64(11);
         let mut published = std::collections::VecDeque::from([objective.tolls()]);
         let mut spent = Vec::new();
-        for i in 0..requests {
+        for _ in 0..requests {
             let mut p = quality;
             pay(&mut p, &published[0].in_scores(1.0));
             Sampling::Softmax.turn(&mut p);
@@ -511,7 +546,7 @@ mod tests {
                 played: Some(&p),
                 policy: None,
                 age: Some(published.len() as u64 - 1),
-                examples: i as u64,
+                examples: objective.charges(),
                 is_partial: false,
             };
             let known = BTreeMap::from([("cost".to_owned(), prices[model])]);

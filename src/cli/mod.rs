@@ -21,6 +21,7 @@ mod init;
 mod learn;
 mod logging;
 mod logs;
+mod models;
 mod output;
 mod outputs;
 mod panel;
@@ -104,6 +105,7 @@ enum Command {
     Up(up::Args),
     Learn(learn::Args),
     Route(route::Args),
+    Models(models::Args),
     Simulate(Box<simulate::Args>),
     Replay(replay::Args),
     Compare(Box<compare::Args>),
@@ -169,6 +171,7 @@ impl Cli {
             Command::Up(args) => up::run(&args, &config),
             Command::Learn(args) => learn::run(&args, &config),
             Command::Route(args) => route::run(&args, &config),
+            Command::Models(args) => models::run(&args, &config),
             Command::Simulate(args) => simulate::run(&args, &config),
             Command::Replay(args) => replay::run(&args, &config),
             Command::Compare(args) => compare::run(&args, &config),

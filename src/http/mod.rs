@@ -6,6 +6,7 @@ mod body;
 pub mod both;
 pub mod learner;
 mod live;
+mod models;
 mod problem;
 mod reload;
 mod server;

@@ -553,9 +553,8 @@ impl Parser {
     }
 }
 
-/// A decision as an event, with the end of its line.
+/// A decision as an event, with the end of its line. Its distributions have the eligible models alone.
 pub fn query_line(request_id: &str, ts_ms: i64, query: &[f32], answer: &Answer) -> Vec<u8> {
-    let of_models = |p: &[f64]| answer.by.models().iter().cloned().zip(p.iter().copied()).collect::<BTreeMap<_, _>>();
     let bytes: Vec<u8> = query.iter().flat_map(|x| x.to_le_bytes()).collect();
     let distribution = &answer.distribution;
     let mut event = json!({
@@ -564,18 +563,39 @@ pub fn query_line(request_id: &str, ts_ms: i64, query: &[f32], answer: &Answer) 
         "ts_ms": ts_ms,
         "query": STANDARD.encode(bytes),
         "model": answer.model_name(),
-        "propensities": of_models(&distribution.propensities),
+        "propensities": answer.by_name(&distribution.propensities),
         "params_version": answer.by.params().version,
     });
     if distribution.policy != distribution.propensities {
-        event["policy"] = json!(of_models(&distribution.policy));
+        event["policy"] = json!(answer.by_name(&distribution.policy));
+    }
+    if let Some(draw_key) = &answer.draw_key {
+        event["draw_key"] = json!(draw_key);
     }
     format!("{event}\n").into_bytes()
 }
 
-/// A reward as an event, with the end of its line.
-pub fn reward_line(request_id: &str, space: &Name, ts_ms: i64, reward: f64, event_id: Option<&str>) -> Vec<u8> {
-    let mut event = json!({"request_id": request_id, "space": space, "ts_ms": ts_ms, "reward": reward});
+/// What came of a request as a reward event, with the end of its line. It has the fields that the feedback has.
+pub fn reward_line(request_id: &str, space: &Name, ts_ms: i64, feedback: &Feedback, event_id: Option<&str>) -> Vec<u8> {
+    let mut event = json!({"request_id": request_id, "space": space, "ts_ms": ts_ms});
+    if let Some(reward) = feedback.reward {
+        event["reward"] = json!(reward);
+    }
+    if let Some(more) = &feedback.more {
+        if !more.outcomes.is_empty() {
+            event["outcomes"] = json!(more.outcomes);
+        }
+        if more.failed {
+            event["failed"] = json!(true);
+        }
+        if !more.rewards.is_empty() {
+            event["rewards"] = json!(more.rewards);
+        }
+        if let Some((preferred, over)) = &more.preference {
+            event["preferred"] = json!(preferred);
+            event["over"] = json!(over);
+        }
+    }
     if let Some(event_id) = event_id {
         event["event_id"] = json!(event_id);
     }
@@ -693,12 +713,50 @@ fn check_distribution(all: Vec<(ModelName, f64)>, field: &str) -> Result<Vec<(Mo
 #[cfg(test)]
 mod tests {
     use super::*;
+
     use crate::config::Config;
     use proptest::prelude::*;
 
     fn parser(set: &str) -> Parser {
         let config: Config = toml::from_str(set).unwrap();
         Parser::new(&config.check().unwrap())
+    }
+
+    #[test]
+    fn reward_events_have_the_fields_of_the_feedback() {
+        let name = |name: &str| ModelName::try_from(name).unwrap();
+        let failed = MoreFeedback { failed: true, ..MoreFeedback::default() };
+        let rich = MoreFeedback {
+            outcomes: BTreeMap::from([("cost".to_owned(), 0.25)]),
+            failed: true,
+            rewards: BTreeMap::from([(name("a"), 1.0)]),
+            preference: Some((name("a"), name("b"))),
+        };
+        let priced = parser("[objective.outcomes.cost]\nrange = [0.0, 1.0]\nweight = -1.0");
+        for (reward, more, event_id, expected) in [
+            (Some(0.5), None, None, json!({"reward": 0.5})),
+            (None, Some(failed), Some("e"), json!({"failed": true, "event_id": "e"})),
+            (Some(1.0), Some(MoreFeedback::default()), None, json!({"reward": 1.0})),
+            (
+                None,
+                Some(rich),
+                None,
+                json!({"outcomes": {"cost": 0.25}, "failed": true, "rewards": {"a": 1.0}, "preferred": "a", "over": "b"}),
+            ),
+        ] {
+            let feedback = Feedback { reward, more: more.map(Box::new) };
+            let line = reward_line("r", &Name::default_space(), 7, &feedback, event_id);
+            let mut event = json!({"request_id": "r", "space": "default", "ts_ms": 7});
+            event.as_object_mut().unwrap().extend(expected.as_object().unwrap().clone());
+            assert_eq!(line.last(), Some(&b'\n'));
+            assert_eq!(serde_json::from_slice::<Value>(&line).unwrap(), event);
+            let more = feedback.more.filter(|more| **more != MoreFeedback::default());
+            assert_eq!(
+                priced.reward(&line, None).unwrap().feedback,
+                Feedback { reward, more },
+                "as the learner reads it"
+            );
+        }
     }
 
     const QUERY: &str = r#"{"request_id":"r-1","space":"shop","ts_ms":17,"query":[3,-4.0],"model":"bge",

@@ -461,13 +461,18 @@ impl Numbers {
             price: self.next(),
             debt: -self.next(),
             variance: self.fading(),
-            age: self.fading(),
             requests: 70_000,
             spent: self.next(),
             recent: self.fading(),
         };
         let (played, alone) = (self.fading(), vec![self.fading(), self.fading()]);
-        ObjectiveRecord { outcomes: vec![outcome], floor: FloorRecord { relief: self.next(), played, alone } }
+        ObjectiveRecord {
+            outcomes: vec![outcome],
+            floor: FloorRecord { relief: self.next(), played, alone },
+            examples: 70_001,
+            examples_per_charge: self.fading(),
+            age: self.fading(),
+        }
     }
 
     fn policy_value(&mut self, rolls_out: bool) -> PolicyValueRecord {
@@ -615,6 +620,12 @@ fn routing_parameters() {
     assert_eq!(params::decode(&bytes).unwrap(), present);
     let changed = "the format changed: raise its version and keep the old file";
     assert_eq!(params::encode(&present), bytes, "{changed}");
+    let mut with_outcomes = present.clone();
+    let names = vec!["cost".to_owned(), "latency_ms".to_owned()];
+    with_outcomes.policy.outcomes = Outcomes::new(2, names, vec![10.0, 0.5], vec![0.25, 3.0, 0.0, 0.0]).unwrap();
+    let bytes = golden("params-2-outcomes.safetensors", &params::encode(&with_outcomes));
+    assert_eq!(params::decode(&bytes).unwrap(), with_outcomes);
+    assert_eq!(params::encode(&with_outcomes), bytes, "{changed}");
     let mut with_head = present;
     // The keys of [0.6, 0.8, 0] and of [0, 0, -1].
     let [first, second] = [[0.6, 0.8, 0.0], [0.0, 0.0, -1.0]].map(|query| QueryKey::of(&Query::new(query).unwrap()).0);
