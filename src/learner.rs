@@ -449,7 +449,7 @@ impl Trainer {
     /// Whether something else than the policy and its exploration gets most of the traffic.
     fn is_partial(&self) -> bool {
         // Deferred examples must not make a difference.
-        self.spec.worth.guard.is_some() && self.caught_up().worth.floor(&self.spec.worth, 0.0).share > 0.5
+        self.spec.worth.rollout.has_control() && self.caught_up().worth.floor(&self.spec.worth, 0.0).share > 0.5
     }
 
     /// What was charged, and what it does to the scores; `None` if only the reward counts.
