@@ -1814,7 +1814,11 @@ mod tests {
             "learner.incumbent",
             "learner.incumbent = \"e5\": must be one of learner.models: minilm, bge",
         );
-        check(|c| c.promote = Promote::Automatic, "learner.promote", "begins in learner.stage = \"shadow\" or \"canary\"");
+        check(
+            |c| c.promote = Promote::Automatic,
+            "learner.promote",
+            "begins in learner.stage = \"shadow\" or \"canary\"",
+        );
         check(|c| (c.stage, c.evaluate_every) = (Stage::Canary, 2), "learner.evaluate_every", "must be 1");
         assert!(config(|c| c.exploration_floor = nan).check().is_err());
     }

@@ -228,19 +228,20 @@ impl Rollout {
         let most = (spec.budget * most as f64).max(2.0 * self.plan.ahead(self.examples));
         let allowance = self.allowance(alpha).unwrap_or(0.0);
         self.forgotten += (allowance - most).max(0.0);
-        let permitted = self.plan.permitted(self.examples, allowance.clamp(0.0, most), spec.budget);
+        // Bounds with wrong propensities show nothing.
+        let permitted = match is_contradictory {
+            true => spec.budget,
+            false => self.plan.permitted(self.examples, allowance.clamp(0.0, most), spec.budget),
+        };
         if spec.automatic {
             self.stage = match self.stage {
-                _ if is_contradictory => Stage::Shadow,
-                Stage::Shadow if allowance > 0.0 => Stage::Canary,
+                Stage::Shadow if allowance > 0.0 && !is_contradictory => Stage::Canary,
                 Stage::Canary if self.plan.share >= 1.0 - CONTROL && pays(incumbent) => Stage::Full,
                 Stage::Full if permitted < FULL_MIN => Stage::Canary,
                 stage => stage,
             };
         }
-        // Bounds with wrong propensities show nothing.
-        let is_held = is_contradictory || self.stage == Stage::Shadow;
-        self.plan.follow(self.examples, if is_held { 0.0 } else { permitted }, spec.budget);
+        self.plan.follow(self.examples, if self.stage == Stage::Shadow { 0.0 } else { permitted }, spec.budget);
     }
 
     /// A; none before the promise begins.
@@ -409,7 +410,8 @@ impl Plan {
 
     /// Lowers the share if it must be, and raises it if the log shows the present one.
     fn follow(&mut self, examples: u64, permitted: f64, budget: f64) {
-        let risen = if permitted < 1.0 - CONTROL { (HEADROOM * permitted).max(budget.min(permitted)) } else { permitted };
+        let risen =
+            if permitted < 1.0 - CONTROL { (HEADROOM * permitted).max(budget.min(permitted)) } else { permitted };
         let rises = self.has_settled() && (risen >= RISE_MIN * self.share || risen >= 1.0 - CONTROL);
         self.is_mixed = false;
         if permitted < self.share || (rises && risen > self.share) {
@@ -458,7 +460,8 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
     use std::collections::VecDeque;
 
-    const CANARY: RolloutSpec = RolloutSpec { stage: Stage::Canary, automatic: false, incumbent: Some(0), budget: 0.02 };
+    const CANARY: RolloutSpec =
+        RolloutSpec { stage: Stage::Canary, automatic: false, incumbent: Some(0), budget: 0.02 };
 
     /// Decisions among an incumbent that earns 0.5 and a policy that always plays the other model.
     struct Traffic {

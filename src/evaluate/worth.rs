@@ -91,6 +91,10 @@ const SEARCH_EVERY: u64 = 256;
 /// The search ends after so many judged examples: models that still seem alike then are.
 const SEARCH_MAX: u64 = 10_000;
 
+/// A log must contradict its propensities with this part of alpha to hold a rollout back. Little traffic then brings little new
+/// evidence, so that a false alarm would hold it back for long.
+const DOUBT: f64 = 0.01;
+
 /// What is mixed into a core distribution: its share, and what else is drawn from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Floor {
@@ -174,10 +178,7 @@ impl Worth {
         let is_possible =
             |one: &ModelRewardsRecord| one.count <= COUNT_MAX && (0.0..=one.count as f64).contains(&one.sum);
         let is_mix = fallback.is_empty() || (fallback.len() == models && is_distribution(&fallback));
-        let is_sound = rewards.len() == models
-            && rewards.iter().all(is_possible)
-            && is_mix
-            && seen <= COUNT_MAX;
+        let is_sound = rewards.len() == models && rewards.iter().all(is_possible) && is_mix && seen <= COUNT_MAX;
         let mut judge = Judge::from_record(&evaluation, models, POLICIES)?;
         judge.set_window(spec.window);
         let earned = rewards.iter().map(|one| (one.sum, one.count)).collect();
@@ -249,8 +250,9 @@ impl Worth {
         }
         if self.rollout.is_due(&spec.rollout) {
             let Self { judge, ratio, rollout, .. } = self;
-            let is_contradictory = ratio.is_mismatch(spec.alpha)
-                || rollout.incumbent().is_some_and(|b| judge.all()[LEARNED].lift_over(b, spec.alpha).is_err());
+            let alpha = DOUBT * spec.alpha;
+            let is_contradictory = ratio.is_mismatch(alpha)
+                || rollout.incumbent().is_some_and(|b| judge.all()[LEARNED].lift_over(b, alpha).is_err());
             let pays = |b| judge.beats(LEARNED, b, spec.alpha);
             rollout.look(&spec.rollout, spec.alpha, spec.window, is_contradictory, pays);
         }
@@ -494,7 +496,7 @@ mod tests {
             let core = [[0.95, 0.05], [0.05, 0.95]][kind];
             worth.see(&spec, &example, Some(outlook(&core)), &mut Scratch::default());
         }
-        assert_eq!(worth.rollout.share(&CANARY), 0.0);
+        assert_eq!(worth.rollout.share(&CANARY), CANARY.budget);
         let view = worth.view(&spec, "hpg", &models).unwrap();
         assert!(matches!(view.contradiction, Some(Contradiction::SampleRatio(_))), "{:?}", view.contradiction);
         assert_eq!((view.all.policy.range, view.all.policy_lift.range), (None, None));

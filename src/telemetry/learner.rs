@@ -651,7 +651,8 @@ fn of_spaces(sheet: &mut Sheet, news: &News, named: &[String], log: &Log) {
     let shares = rollouts().map(|(space, rollout)| (space, rollout.share));
     sheet.gauges("policy_share", "Share of the traffic that follows the learned policy", shares);
     let allowances = rollouts().filter_map(|(space, rollout)| Some((space, rollout.allowance?)));
-    let about = "Lower confidence bound of what a rollout may still lose against the incumbent, in rewards scaled to 0..1";
+    let about =
+        "Lower confidence bound of what a rollout may still lose against the incumbent, in rewards scaled to 0..1";
     sheet.gauges("allowance", about, allowances);
     let ratios = || single().filter_map(|(space, news)| Some((space, news.sample_ratio.as_ref()?)));
     let about = "1 while models are not played as often as the logged propensities say";

@@ -45,8 +45,8 @@ use pointsman::wire::records::learner::rivals::{
     QuadraticRecord, QuadraticSgdRecord, RidgeRecord, SymmetricRecord, TruncatedRecord,
 };
 use pointsman::wire::records::learner::value::{
-    BoundRecord, EstimateRecord, EvaluationRecord, ModelRewardsRecord, PolicyValueRecord, RolloutRecord, SampleRatioRecord,
-    SharesRecord, StageRecord, WeightsRecord,
+    BoundRecord, EstimateRecord, EvaluationRecord, ModelRewardsRecord, PolicyValueRecord, RolloutRecord,
+    SampleRatioRecord, SharesRecord, StageRecord, WeightsRecord,
 };
 use pointsman::wire::records::learner::{
     AlgorithmRecord, ExampleRecord, GeneratorRecord, LearnerRecord, LessonRecord, RewardMeanRecord,

@@ -297,7 +297,8 @@ impl Unevaluated {
     /// Every example had a reward and no outcomes. Without a record of it, the sample-ratio test begins with the next one.
     fn with_policy_value(self, value: Unguarded, sample_ratio: Option<SampleRatioRecord>) -> LearnerRecord {
         let Unguarded { examples, evaluation, rewards, fallback_mix } = value;
-        let untested = || SampleRatioRecord { models: vec![SharesRecord::default(); self.models.len()], log_evidence: 0.0 };
+        let untested =
+            || SampleRatioRecord { models: vec![SharesRecord::default(); self.models.len()], log_evidence: 0.0 };
         let sample_ratio = sample_ratio.unwrap_or_else(untested);
         let policy_value =
             PolicyValueRecord { examples, evaluation, rewards, fallback_mix, rollout: None, sample_ratio };
@@ -386,7 +387,8 @@ mod tests {
     #[test]
     fn version_5_has_a_guard() {
         let value = || value(vec![0.25, 0.25, 0.5]);
-        let sample_ratio = SampleRatioRecord { models: vec![SharesRecord { played: 2, expected: 1.5 }; 3], log_evidence: 0.5 };
+        let sample_ratio =
+            SampleRatioRecord { models: vec![SharesRecord { played: 2, expected: 1.5 }; 3], log_evidence: 0.5 };
         let upgraded = upgrade(5, &encode(&(learner(), (guarded(value()), sample_ratio.clone())))).unwrap();
         assert_eq!(upgraded, learner().with_policy_value(value().paired(), Some(sample_ratio)));
         assert_eq!(upgraded.policy_value.rollout, None);
