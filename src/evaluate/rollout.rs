@@ -365,7 +365,7 @@ impl Plan {
             // Both shares are alike, or the policy plays what the incumbent does.
             return;
         }
-        if (played - new).abs() > TOLERANCE * (new - old).abs() {
+        if (played - new).abs() > TOLERANCE * (new - old).abs() + ROUNDING {
             (self.is_mixed, self.late) = (true, examples - self.since);
         } else {
             self.has_arrived = true;
@@ -426,8 +426,11 @@ impl Plan {
 /// By how much the probabilities of the incumbent must differ to tell two shares apart.
 const TELLING: f64 = 1e-5;
 
-/// What of that difference may be rounding.
-const TOLERANCE: f64 = 0.05;
+/// What of that difference a log may be off by.
+const TOLERANCE: f64 = 1e-3;
+
+/// For probabilities that were written with few digits.
+const ROUNDING: f64 = 1e-7;
 
 impl From<Stage> for StageRecord {
     fn from(stage: Stage) -> Self {
