@@ -20,7 +20,8 @@ pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, MASK, OWN_FILES, Sta
 pub use objective::{ObjectiveConfig, OutcomeConfig};
 pub use rivals::FeatureKind;
 
-use crate::evaluate::worth::{GuardSpec, WorthSpec};
+use crate::evaluate::rollout::{RolloutSpec, Stage};
+use crate::evaluate::worth::WorthSpec;
 use crate::event::{ModelName, Name};
 use crate::hpg::actor_critic::ActorCriticSpec;
 use crate::hpg::critic::CriticSpec;
@@ -727,14 +728,14 @@ pub struct LearnerConfig {
     pub evaluate_window: u64,
     /// Probability that any reported confidence range is ever wrong.
     pub evaluate_alpha: f64,
-    /// Traffic split until routing is proven to pay.
-    pub guard: Guard,
-    /// Share of traffic that follows the policy before the proof.
-    pub guard_share: f64,
-    /// Share of traffic that stays with the best single model afterwards.
-    pub guard_control: f64,
-    /// Lift that must be proven.
-    pub guard_margin: f64,
+    /// Whose decisions are played.
+    pub stage: Stage,
+    /// Who changes the stage.
+    pub promote: Promote,
+    /// The model that is served today.
+    pub incumbent: Option<String>,
+    /// What the rollout may lose, relative to the reward of the incumbent.
+    pub guard_budget: f64,
     /// Query features of linear bandits.
     pub features: FeatureKind,
     /// Number of leading query directions whose products are features.
@@ -792,10 +793,10 @@ impl Default for LearnerConfig {
             evaluate_every: worth.every,
             evaluate_window: worth.window,
             evaluate_alpha: worth.alpha,
-            guard: Guard::None,
-            guard_share: 0.3,
-            guard_control: 0.05,
-            guard_margin: 0.0,
+            stage: worth.rollout.stage,
+            promote: Promote::Manual,
+            incumbent: None,
+            guard_budget: 0.01,
             features: FeatureKind::Quadratic,
             feature_rank: None,
             alpha: None,
@@ -897,14 +898,14 @@ pub enum Spaces {
     Listed,
 }
 
-/// `learner.guard`
+/// `learner.promote`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Guard {
-    /// The policy gets all traffic.
-    None,
-    /// The best single model gets most of the traffic until the policy is proven better.
-    BestConstant,
+pub enum Promote {
+    /// The configuration.
+    Manual,
+    /// Evidence.
+    Automatic,
 }
 
 /// `learner.learning_rate`
@@ -1112,7 +1113,7 @@ pub struct Spec {
     pub declared: Option<Vec<f64>>,
     /// Share of uniform exploration.
     pub exploration_floor: f64,
-    /// How the policy value is estimated, and the guard that depends on it.
+    /// How the policy value is estimated, and the rollout that depends on it.
     #[serde(default)]
     pub worth: WorthSpec,
     /// What is maximised besides the reward.
@@ -1442,12 +1443,12 @@ impl LearnerConfig {
             dim: self.dim,
             retired: self.check_retired(&models)?,
             declared: self.check_declared(&models)?,
+            worth: self.check_worth(&models)?,
             models,
             method,
             batch,
             half_life: self.half_life,
             exploration_floor: self.exploration_floor,
-            worth: self.check_worth()?,
             objective: ObjectiveSpec::default(),
             shards: self.check_shards()?,
             seed: self.seed,
@@ -1470,7 +1471,7 @@ impl LearnerConfig {
             ("learning_rate = \"constant\"", has_critic || is_constant),
             ("batch = 1", self.batch.unwrap_or(1) == 1),
             ("no half_life", self.half_life.is_none()),
-            ("guard = \"none\"", self.guard == Guard::None),
+            ("stage = \"observe\" or \"full\"", [Stage::Observe, Stage::Full].contains(&self.stage)),
             ("missing_propensities other than \"current\"", self.missing_propensities != MissingPropensities::Current),
         ];
         match plain.into_iter().find(|(_, holds)| self.shards > 1 && !holds) {
@@ -1482,22 +1483,31 @@ impl LearnerConfig {
         }
     }
 
-    fn check_worth(&self) -> Result<WorthSpec, BadSetting> {
+    fn check_worth(&self, models: &[ModelName]) -> Result<WorthSpec, BadSetting> {
         within("learner.evaluate_window", self.evaluate_window, 10, 1_000_000_000)?;
         within("learner.evaluate_alpha", self.evaluate_alpha, 1e-9, 0.5)?;
-        within("learner.guard_share", self.guard_share, 0.01, 1.0)?;
-        within("learner.guard_control", self.guard_control, 0.001, 1.0 - self.guard_share)?;
-        within("learner.guard_margin", self.guard_margin, 0.0, 1.0)?;
-        if self.guard != Guard::None && self.evaluate_every == 0 {
-            return Err(bad("learner.evaluate_every", 0, "must be 1 or more: learner.guard depends on the evaluation"));
+        let (every, window, alpha) = (self.evaluate_every, self.evaluate_window, self.evaluate_alpha);
+        Ok(WorthSpec { every, window, alpha, rollout: self.check_rollout(models)? })
+    }
+
+    fn check_rollout(&self, models: &[ModelName]) -> Result<RolloutSpec, BadSetting> {
+        within("learner.guard_budget", self.guard_budget, 1e-4, 0.5)?;
+        let place = |wanted: &String| models.iter().position(|name| name.as_str() == wanted.as_str());
+        let incumbent = self.incumbent.as_ref().map(|wanted| {
+            let allowed = || format!("must be one of learner.models: {}", self.models.join(", "));
+            place(wanted).ok_or_else(|| bad("learner.incumbent", format!("{wanted:?}"), allowed()))
+        });
+        let (stage, automatic) = (self.stage, self.promote == Promote::Automatic);
+        let rollout = RolloutSpec { stage, automatic, incumbent: incumbent.transpose()?, budget: self.guard_budget };
+        if automatic && !rollout.has_control() {
+            let allowed = "an automatic rollout begins in learner.stage = \"shadow\" or \"canary\": set one of them";
+            return Err(bad("learner.promote", "\"automatic\"", allowed));
         }
-        let guard = GuardSpec { share: self.guard_share, control: self.guard_control, margin: self.guard_margin };
-        Ok(WorthSpec {
-            every: self.evaluate_every,
-            window: self.evaluate_window,
-            alpha: self.evaluate_alpha,
-            guard: (self.guard == Guard::BestConstant).then_some(guard),
-        })
+        if rollout.has_control() && self.evaluate_every != 1 {
+            let allowed = "must be 1: learner.stage = \"shadow\" and \"canary\" count every example";
+            return Err(bad("learner.evaluate_every", self.evaluate_every, allowed));
+        }
+        Ok(rollout)
     }
 
     fn check_models(&self) -> Result<Vec<ModelName>, BadSetting> {
@@ -1730,7 +1740,7 @@ mod tests {
             |c| c.baseline = None,
             |c| c.half_life = Some(100.0),
             |c| c.estimator = Some(Estimator::Importance),
-            |c| c.guard = Guard::BestConstant,
+            |c| c.stage = Stage::Canary,
         ];
         for change in changes {
             let mut config = plain.clone();
@@ -1798,6 +1808,18 @@ mod tests {
             "learner.tau",
             "finds the scale itself",
         );
+        check(|c| c.guard_budget = 0.0, "learner.guard_budget", "must be 0.0001 to 0.5");
+        check(
+            |c| c.incumbent = Some("e5".to_owned()),
+            "learner.incumbent",
+            "learner.incumbent = \"e5\": must be one of learner.models: minilm, bge",
+        );
+        check(
+            |c| c.promote = Promote::Automatic,
+            "learner.promote",
+            "begins in learner.stage = \"shadow\" or \"canary\"",
+        );
+        check(|c| (c.stage, c.evaluate_every) = (Stage::Canary, 2), "learner.evaluate_every", "must be 1");
         assert!(config(|c| c.exploration_floor = nan).check().is_err());
     }
 

@@ -34,6 +34,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::config::{MissingPropensities, Settings, Spec};
 use crate::dead_letters::{Bucket, Recording};
 use crate::eligible::Eligible;
+use crate::evaluate::rollout::RolloutView;
 use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
 use crate::evaluate::worth::WorthView;
 use crate::event::{Example, ModelName, Name, Preference, Query};
@@ -450,6 +451,8 @@ pub struct SpaceView {
     pub warnings: Vec<Warning>,
     /// Whether models were played as often as the propensities say.
     pub sample_ratio: SampleRatioView,
+    /// The stage of its rollout, and the share of the traffic that follows the policy.
+    pub rollout: RolloutView,
     /// What was charged, where more than the reward counts.
     pub objective: Option<ObjectiveView>,
 }
@@ -666,6 +669,11 @@ impl Engine {
         self.trainer(space).map(|trainer| (trainer.sample_ratio(), trainer.spec()))
     }
 
+    /// The stage of a space's rollout, and the share of the traffic that follows the policy.
+    pub fn rollout(&self, space: &Name) -> Option<RolloutView> {
+        self.trainer(space).map(Trainer::rollout)
+    }
+
     /// The policy of a space, in the routing form.
     pub fn policy(&self, space: &Name) -> Option<Policy> {
         self.trainer(space).map(Trainer::policy)
@@ -871,6 +879,7 @@ impl Engine {
             worth: trainer.worth(),
             warnings: space.warnings(),
             sample_ratio: trainer.sample_ratio().view(&trainer.spec().models, trainer.spec().worth.alpha),
+            rollout: trainer.rollout(),
             objective: trainer.objective(),
         })
     }

@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use crate::config::{Method, Spec};
 use crate::eligible::Eligible;
+use crate::evaluate::rollout::RolloutView;
 use crate::evaluate::sample_ratio::SampleRatio;
 use crate::evaluate::worth::{Floor, Outlook, Scratch, Worth, WorthView};
 use crate::event::{BadExample, BadQuery, Example, ModelName, Query};
@@ -360,7 +361,7 @@ impl Trainer {
         Ok(scores)
     }
 
-    /// What is mixed into the core: exploration, and what the guard asks for.
+    /// What is mixed into the core: exploration, and what the stage of the rollout asks for.
     fn floor(&self) -> Floor {
         self.caught_up().worth.floor(&self.spec.worth, self.spec.exploration_floor)
     }
@@ -448,7 +449,7 @@ impl Trainer {
     /// Whether something else than the policy and its exploration gets most of the traffic.
     fn is_partial(&self) -> bool {
         // Deferred examples must not make a difference.
-        self.spec.worth.guard.is_some() && self.caught_up().worth.floor(&self.spec.worth, 0.0).share > 0.5
+        self.spec.worth.rollout.has_control() && self.caught_up().worth.floor(&self.spec.worth, 0.0).share > 0.5
     }
 
     /// What was charged, and what it does to the scores; `None` if only the reward counts.
@@ -513,6 +514,11 @@ impl Trainer {
     /// Estimates of the policy value; `None` without evaluated examples.
     pub fn worth(&self) -> Option<WorthView> {
         self.caught_up().worth.view(&self.spec.worth, self.spec.algorithm(), &self.spec.models)
+    }
+
+    /// The stage of its rollout, and the share of the traffic that follows the policy.
+    pub fn rollout(&self) -> RolloutView {
+        self.caught_up().worth.rollout(&self.spec.worth, &self.spec.models)
     }
 
     /// The sample-ratio test of its examples.
@@ -664,11 +670,11 @@ impl Student {
             learner.play(book.version).turn(judged, tolls, example.eligible());
             has_predicted
         };
-        let floor = spec.exploration_floor;
+        let exploration = spec.exploration_floor;
         let eligible = (0..models).filter(|m| example.eligible().allows(*m)).count() as f64;
-        let explored = |m: usize| if example.eligible().allows(m) { floor / eligible } else { 0.0 };
-        judged.iter_mut().enumerate().for_each(|(m, p)| *p = (1.0 - floor) * *p + explored(m));
-        let outlook = Outlook { policy: judged, predicted: has_predicted.then_some(predicted) };
+        let explored = |m: usize| if example.eligible().allows(m) { exploration / eligible } else { 0.0 };
+        judged.iter_mut().enumerate().for_each(|(m, p)| *p = (1.0 - exploration) * *p + explored(m));
+        let outlook = Outlook { policy: judged, predicted: has_predicted.then_some(predicted), exploration };
         worth.see(&spec.worth, example, Some(outlook), scratch);
     }
 

@@ -17,6 +17,7 @@ use super::retry::Retry;
 use crate::config::{Settings, SnapshotConfig};
 use crate::dead_letters::Recording;
 use crate::engine::{Applied, DeadLetter, Engine};
+use crate::evaluate::rollout::Stage;
 use crate::event::Name;
 use crate::merge::{Merge, MergeState, Next, Origin, Sourced};
 use crate::router::Params;
@@ -331,9 +332,12 @@ impl<S: Log> Lane<S> {
     }
 
     /// Parameters of the spaces that have learned since their last publication, or (`all`) of every space that has learned.
+    /// Spaces that only observe publish nothing.
     fn publications(&mut self, created_ms: u64, all: bool) -> Vec<Params> {
         let in_part = |space: &Name| self.keeps.spread && self.settings.space(space).shards > 1;
-        let names = self.engine.names().filter(|space| !self.engine.is_blank(space) && !in_part(space));
+        let observes = |space: &Name| self.settings.space(space).worth.rollout.stage == Stage::Observe;
+        let is_shown = |space: &&Name| !self.engine.is_blank(space) && !in_part(space) && !observes(space);
+        let names = self.engine.names().filter(is_shown);
         let mut published = Vec::new();
         for space in names.cloned().collect::<Vec<Name>>() {
             let Some(version) = self.engine.version(&space) else { continue };

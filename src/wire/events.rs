@@ -37,7 +37,7 @@ pub struct QueryEvent {
     pub model: ModelName,
     /// The known part of the distribution that it was drawn from.
     pub propensities: Propensities,
-    /// The distribution before floor or guard were mixed in, where it differs.
+    /// The distribution before the floor was mixed in, where it differs.
     pub policy: Option<Vec<(ModelName, f64)>>,
     /// Version of the parameters that decided, if a router of ours did.
     pub params_version: Option<u64>,

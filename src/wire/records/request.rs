@@ -52,7 +52,7 @@ pub struct DecisionRecord<'a> {
     pub model: u16,
     /// What is known of the distribution that the model was drawn from.
     pub propensities: PropensitiesRecord<'a>,
-    /// The distribution before floor or guard were mixed in, one entry per model. Absent: the propensities.
+    /// The distribution before the floor was mixed in, one entry per model. Absent: the propensities.
     pub policy: Option<Cow<'a, [f64]>>,
     /// Whether each model could be chosen. Absent: all.
     pub eligible: Option<Cow<'a, [bool]>>,
