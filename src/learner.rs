@@ -26,7 +26,7 @@ use crate::hpg::parameter_free::ParameterFree;
 use crate::hpg::regression::HypentropyRegression;
 use crate::hpg::schedule::shrink;
 use crate::hpg::spectra::Eigen;
-use crate::objective::{Charge, Objective, ObjectiveView, Tolls, pay};
+use crate::objective::{Charge, Objective, ObjectiveView, Tolls, Utility, pay};
 use crate::policy::constant::{Fixed, Uniform};
 use crate::policy::exp3::Exp3;
 use crate::policy::linear_bandit::LinearBandit;
@@ -651,6 +651,10 @@ impl Student {
             let is_predicted = learner.predict(example.query(), &[], book.rewards.mean(), &mut rewards);
             *noted = is_predicted.then(|| (rewards, example.propensities().to_vec()));
         }
+        // Where models pay for outcomes, it is their utility that counts, scaled to 0..1.
+        let utility = Utility::new(tolls, learner.steepness().unwrap_or(1.0));
+        let valued = (!tolls.is_empty()).then(|| example.clone().valued(|model, reward| utility.of(model, reward)));
+        let example = valued.as_ref().unwrap_or(example);
         if !worth.is_next_judged(&spec.worth) {
             return worth.see(&spec.worth, example, None, scratch);
         }
@@ -670,6 +674,7 @@ impl Student {
             learner.play(book.version).turn(judged, tolls, example.eligible());
             has_predicted
         };
+        predicted.iter_mut().enumerate().for_each(|(model, reward)| *reward = utility.of(model, *reward));
         let exploration = spec.exploration_floor;
         let eligible = (0..models).filter(|m| example.eligible().allows(*m)).count() as f64;
         let explored = |m: usize| if example.eligible().allows(m) { exploration / eligible } else { 0.0 };

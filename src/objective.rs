@@ -508,6 +508,32 @@ impl Tolls {
     }
 }
 
+/// What rewards are worth after tolls, scaled to 0..1.
+#[derive(Debug, Clone, Copy)]
+pub struct Utility<'a> {
+    /// In units of the score.
+    tolls: &'a [f64],
+    steepness: f64,
+    most: f64,
+    spread: f64,
+}
+
+impl<'a> Utility<'a> {
+    /// For these tolls, in units of scores of this steepness; empty if no model pays.
+    pub fn new(tolls: &'a [f64], steepness: f64) -> Self {
+        let most = tolls.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let least = tolls.iter().copied().fold(f64::INFINITY, f64::min);
+        let spread = if tolls.is_empty() { 0.0 } else { (most - least) / steepness };
+        Self { tolls, steepness, most, spread }
+    }
+
+    /// (reward - toll, less that of the most expensive model) / (1 + the spread of the tolls)
+    pub fn of(&self, model: usize, reward: f64) -> f64 {
+        let saved = self.tolls.get(model).map_or(0.0, |toll| (self.most - toll) / self.steepness);
+        (reward + saved) / (1.0 + self.spread)
+    }
+}
+
 /// Subtracts what models pay from their scores.
 pub fn pay(scores: &mut [f64], tolls: &[f64]) {
     scores.iter_mut().zip(tolls).for_each(|(score, toll)| *score -= toll);
@@ -610,6 +636,16 @@ mod tests {
         outcomes.charge(&mut scores);
         let expected = [0.5, 5.0, 20.0];
         assert!(scores.iter().zip(expected).all(|(a, b)| (a + b).abs() < 1e-6), "{scores:?}");
+    }
+
+    #[test]
+    fn utilities_are_rewards_less_tolls_on_a_scale_of_0_to_1() {
+        let none = Utility::new(&[], 5.0);
+        assert_eq!((none.of(0, 0.25), none.of(7, 1.0)), (0.25, 1.0));
+        let utility = Utility::new(&[0.0, 5.0, 10.0], 10.0);
+        assert_eq!((utility.of(0, 1.0), utility.of(2, 0.0)), (1.0, 0.0));
+        let difference = utility.of(1, 0.7) - utility.of(0, 0.7);
+        assert!((difference + 0.5 / 2.0).abs() < 1e-12, "half a reward, on a scale twice as long");
     }
 
     #[test]
