@@ -4,6 +4,7 @@
 //! permitted. Files, environment and command line are read at an edge (`cli::settings`), not here.
 
 mod kafka;
+mod live;
 pub mod mistakes;
 mod objective;
 mod rivals;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, MASK, OWN_FILES, Start, Topics, is_harmless, parse_time};
+pub use live::Changes;
 pub use objective::{ObjectiveConfig, OutcomeConfig};
 pub use rivals::FeatureKind;
 

@@ -14,6 +14,7 @@ use toml::{Spanned, Table, Value};
 
 use super::Failure;
 use crate::config::{BadSetting, Config, mistakes};
+use crate::serve::Load;
 
 /// Prefix of our environment variables.
 pub const PREFIX: &str = "POINTSMAN__";
@@ -28,6 +29,21 @@ pub fn load(
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<(Config, Sources), Failure> {
     collect(file, overrides, environment).map_err(Failure::Usage)
+}
+
+/// Reads the configuration again, from the same sources: for a process that runs.
+pub fn loader(file: Option<&Path>, overrides: &[String]) -> Load {
+    let (file, overrides) = (file.map(Path::to_owned), overrides.to_vec());
+    Box::new(move || {
+        let reread = || {
+            let (config, sources) = load(file.as_deref(), &overrides, super::variables()?)?;
+            let checked = config.check().map_err(|e| sources.locate(&config, Failure::Usage(e.into())));
+            checked.map(|settings| (config, settings))
+        };
+        reread().map_err(|failure| match failure {
+            Failure::Usage(error) | Failure::Run(error) => error,
+        })
+    })
 }
 
 fn collect(

@@ -8,6 +8,7 @@ pub mod learner;
 mod live;
 mod models;
 mod problem;
+mod reconfigure;
 mod reload;
 mod server;
 pub mod sidecar;

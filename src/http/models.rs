@@ -40,7 +40,7 @@ pub(super) async fn rest(
     let (RestBody { space: named, resting, for_ms }, _held) = sidecar.small_json(request).await?;
     let space = space(named)?;
     sidecar.check_space(&space)?;
-    if !sidecar.router.holds(&space) && !sidecar.settings.is_reserved(&space) {
+    if !sidecar.router.holds(&space) && !sidecar.settings().is_reserved(&space) {
         return Err(Problem::field("space", format!("this router has not routed space {space} yet")));
     }
     let models = sidecar.models_of(&space);
@@ -71,7 +71,8 @@ impl Sidecar {
     /// The models that may answer a request: those that it allows and that do not rest; else `router.fallback_model`.
     pub(super) fn eligible(&self, by: &Compiled, restriction: &Restriction, now_ms: u64) -> Result<Eligible, Problem> {
         let (space, models) = (by.space(), by.models());
-        let spec = self.settings.space(space);
+        let settings = self.settings();
+        let spec = settings.space(space);
         let is_known = |name: &str| spec.models.iter().chain(&spec.retired).any(|model| model.as_str() == name);
         let mut may_answer = restriction.allowed(models, is_known).map_err(|unknown| {
             let name = excerpt(&unknown.name, QUOTED_BYTES_MAX);
@@ -118,7 +119,7 @@ impl Sidecar {
         let mut known = BTreeSet::new();
         if !judged.is_empty() || preferred.is_some() || over.is_some() {
             known.extend(self.models_of(space));
-            known.extend(self.settings.space(space).retired.iter().cloned());
+            known.extend(self.settings().space(space).retired.iter().cloned());
         }
         let model = |field: &str, name: &str| {
             let known = ModelName::try_from(name).ok().filter(|name| known.contains(name));
@@ -193,8 +194,9 @@ impl Sidecar {
 
     fn models(&self, now_ms: u64) -> Value {
         let held = self.router.spaces().into_iter().map(|by| by.space().clone());
-        let reserved = self.settings.spaces.keys().cloned().chain([Name::default_space()]);
-        let spaces: BTreeSet<Name> = held.chain(reserved.filter(|space| self.settings.allows(space))).collect();
+        let settings = self.settings();
+        let reserved = settings.spaces.keys().cloned().chain([Name::default_space()]);
+        let spaces: BTreeSet<Name> = held.chain(reserved.filter(|space| settings.allows(space))).collect();
         let models = |space: &Name| {
             self.models_of(space).iter().map(|model| self.model(space, model, now_ms)).collect::<Vec<_>>()
         };
@@ -216,7 +218,8 @@ impl Sidecar {
     /// The models of a space: those of its parameters, then configured ones that these do not have yet.
     fn models_of(&self, space: &Name) -> Vec<ModelName> {
         let mut models = self.router.space(space).map(|by| by.models().to_vec()).unwrap_or_default();
-        let configured = &self.settings.space(space).models;
+        let settings = self.settings();
+        let configured = &settings.space(space).models;
         let known: BTreeSet<&ModelName> = models.iter().collect();
         let new: Vec<ModelName> = configured.iter().filter(|model| !known.contains(model)).cloned().collect();
         models.extend(new);

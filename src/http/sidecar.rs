@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use axum::Router as Routes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
@@ -24,11 +25,12 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::body::{Bodies, Kind, Received, kind, parse};
 use super::live::{Seats, Wanted, Watched, page};
-use super::{Access, Problem, Server, models};
+use super::{Access, Problem, Server, models, reconfigure};
 use crate::config::{Config, OnFull, Settings};
 use crate::engine::Side;
 use crate::event::{BadQuery, ModelName, Name};
 use crate::router::{Answer, Compiled, Params, Recent, RecentSpec, Rest, Resting, RestingSpec, Restriction, Router};
+use crate::serve::Reload;
 use crate::telemetry::router::Metrics;
 use crate::telemetry::{CONTENT_TYPE, Episodes};
 use crate::transport::now_ms;
@@ -57,7 +59,7 @@ pub struct Sidecar {
     pub router: Arc<Router>,
     /// Set once parameters are read, or immediately with --serve-uniform.
     pub ready: Arc<AtomicBool>,
-    pub(super) settings: Settings,
+    settings: Arc<ArcSwap<Settings>>,
     pub(super) config: Config,
     recent: Recent<Remembered>,
     pub(super) resting: Mutex<Resting>,
@@ -148,21 +150,38 @@ impl Sidecar {
             body_limits: BodyLimits::new(config, &settings),
             write_failures: Episodes::default(),
             seats: Seats::default(),
-            settings,
+            settings: Arc::new(ArcSwap::from_pointee(settings)),
             config: config.clone(),
             started: Instant::now(),
             started_ms: now_ms(),
         }
     }
 
+    /// The settings in use.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.settings.load_full()
+    }
+
+    /// What continues it with other settings.
+    pub fn reconfigure(&self) -> impl Fn(&Config, &Settings) + Send + Sync + use<> {
+        let current = self.settings.clone();
+        move |_, settings| current.store(Arc::new(settings.clone()))
+    }
+
     /// Serves until `stop` resolves, then completes open requests.
-    pub async fn serve(self: Arc<Self>, server: Server, stop: impl Future<Output = ()> + Send + 'static) {
+    pub async fn serve(
+        self: Arc<Self>,
+        server: Server,
+        reload: Arc<Reload>,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) {
         let about = Routes::new()
             .route("/v1/status", get(status))
             .route("/v1/events", get(events))
             .route("/metrics", get(metrics))
             .route("/ready", get(ready))
-            .with_state(self.clone());
+            .with_state(self.clone())
+            .merge(reconfigure::routes(reload));
         self.serve_with(about, server, stop).await;
     }
 
@@ -293,9 +312,9 @@ impl Sidecar {
     /// no space. Once that many spaces are learned, new ones are rejected, as the learner does.
     fn begin(&self, space: &Name) -> Result<Arc<Compiled>, Problem> {
         self.check_space(space)?;
-        let (unlearned, most) = (self.unlearned(space), self.settings.spaces_max);
+        let (unlearned, most) = (self.unlearned(space), self.settings().spaces_max);
         let (held, learned) = self.router.sizes();
-        if self.settings.is_reserved(space) || held < most {
+        if self.settings().is_reserved(space) || held < most {
             self.router.begin(unlearned.clone());
         } else if learned >= most {
             return Err(Problem::field(
@@ -307,7 +326,7 @@ impl Sidecar {
     }
 
     pub(super) fn check_space(&self, space: &Name) -> Result<(), Problem> {
-        if self.settings.allows(space) {
+        if self.settings().allows(space) {
             return Ok(());
         }
         let detail =
@@ -335,7 +354,8 @@ impl Sidecar {
     }
 
     fn unlearned(&self, space: &Name) -> Compiled {
-        let spec = self.settings.space(space);
+        let settings = self.settings();
+        let spec = settings.space(space);
         let fallback = self.config.router.fallback_model.as_deref();
         let always = spec.models.iter().position(|model| Some(model.as_str()) == fallback);
         Compiled::unlearned(space.clone(), spec.models.clone(), spec.dim, always)
@@ -704,7 +724,7 @@ impl Sidecar {
 
     /// Whether a reward will be clipped. Fails if it is rejected.
     pub(super) fn check_reward(&self, field: &str, reward: f64) -> Result<bool, Problem> {
-        let spec = &self.settings.reward;
+        let spec = &self.settings().reward;
         if !reward.is_finite() {
             return Err(Problem::field(field, "must be a finite number"));
         }

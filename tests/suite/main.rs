@@ -35,6 +35,7 @@ mod params;
 mod picture;
 mod proxy;
 mod reader;
+mod reload;
 mod replay;
 mod reports;
 mod restore;
