@@ -46,9 +46,11 @@ impl Changes {
 }
 
 fn is_live(key: &str) -> bool {
-    let mut parts = key.split('.');
-    let is_live = parts.next().is_some_and(|section| LIVE.contains(&section));
-    is_live && parts.next_back().is_none_or(|name| !FIXED.contains(&name))
+    let (section, rest) = key.split_once('.').unwrap_or((key, ""));
+    // Names of outcomes and models are no keys.
+    let has_fixed = !matches!(section, "objective" | "reward");
+    let name = rest.rsplit('.').next().unwrap_or_default();
+    LIVE.contains(&section) && !(has_fixed && FIXED.contains(&name))
 }
 
 /// Adds the keys of the leaves that differ.
