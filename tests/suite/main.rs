@@ -2,6 +2,7 @@
 
 mod broker;
 mod browser;
+mod budget;
 mod cli;
 mod compare;
 mod config;
