@@ -12,7 +12,7 @@
 //! of x_j / budget_j over the distribution that was played, so violations shrink by the same factor a per request
 //! whatever the scale of the outcome. And the debt makes up for what was overspent: with a^2 / 4 its response is critically
 //! damped. A request is charged when its decision is read, with the outcome that the event carries or with what its model is
-//! expected to cost, and corrected when its outcome arrives. Decisions were taken by parameters that are some requests old;
+//! expected to cost, and corrected when its outcome arrives: price and debt then move by the difference. Decisions were taken by parameters that are some requests old;
 //! a is small enough to be stable with that delay.
 //!
 //! A budget that does not bind has the price 0 and saves nothing for later. The quality floor takes precedence over budgets: phi
@@ -159,7 +159,7 @@ pub struct ObjectiveView {
 
 /// The largest share of a violation that one request corrects, and that times the age of the parameters.
 const PACE_MAX: f64 = 0.02;
-const PACE_TIMES_AGE: f64 = 0.25;
+const PACE_TIMES_AGE: f64 = 0.5;
 
 /// The least variance that a step divides by: where hardly anything is left to save, it must not leap.
 const VARIANCE_MIN: f64 = 0.02;
@@ -172,8 +172,13 @@ const PRICE_MAX: f64 = 1000.0;
 const DEBT_MAX: f64 = 1000.0;
 const SAVINGS_MAX: f64 = 200.0;
 
-/// What is left of observed outcomes of a model after another, of variances and ages, and of recent spending.
-const KEEP_OBSERVED: f64 = 1.0 - 1.0 / 128.0;
+/// What is left of observed outcomes of a model after another one, and after a request, whichever model answered. Below the
+/// weight `FRESH` they count in part: a model that is not played is tried about every 2500 requests, lest its price changed.
+const KEEP_OBSERVED: f64 = 1.0 - 1.0 / 64.0;
+const KEEP_UNSEEN: f64 = 1.0 - 1.0 / 1000.0;
+const FRESH: f64 = 0.5;
+
+/// What is left of variances and ages, and of recent spending.
 const KEEP_VARIANCE: f64 = 1.0 - 1.0 / 256.0;
 const KEEP_RECENT: f64 = 1.0 - 1.0 / 2000.0;
 
@@ -188,6 +193,11 @@ impl FadingMean {
     fn add(&mut self, value: f64, keep: f64) {
         self.sum = keep * self.sum + value;
         self.weight = keep * self.weight + 1.0;
+    }
+
+    fn fade(&mut self, keep: f64) {
+        self.sum *= keep;
+        self.weight *= keep;
     }
 
     fn mean(self) -> Option<f64> {
@@ -228,14 +238,19 @@ impl Objective {
         self.spec.floor.is_some() && !self.is_empty()
     }
 
-    /// What outcome `j` of a model is expected to be: as observed, else as configured, else as of the other models.
+    /// What outcome `j` of a model is expected to be: as observed. Where observations are missing or have faded, as configured,
+    /// else as little as of any other model. Such a model is tried: if it seemed dear forever, a lower price would stay unnoticed.
     fn expected(&self, j: usize, model: usize) -> f64 {
         let (spec, observed) = (&self.spec.outcomes[j], &self.outcomes[j].observed);
         let known = |m: usize| observed[m].mean().or_else(|| spec.models.get(&self.models[m]).copied());
-        known(model).unwrap_or_else(|| {
-            let others: Vec<f64> = (0..self.models.len()).filter_map(known).collect();
-            if others.is_empty() { spec.range.0 } else { others.iter().sum::<f64>() / others.len() as f64 }
-        })
+        let configured = spec.models.get(&self.models[model]).copied();
+        let least = || (0..self.models.len()).filter_map(known).min_by(f64::total_cmp).unwrap_or(spec.range.0);
+        let share = (observed[model].weight / FRESH).min(1.0);
+        match observed[model].mean() {
+            Some(mean) if share == 1.0 => mean,
+            Some(mean) => share * mean + (1.0 - share) * configured.unwrap_or_else(least),
+            None => configured.unwrap_or_else(least),
+        }
     }
 
     /// Charges a decision, with the outcomes that its event carries. Returns what was charged of each outcome.
@@ -243,6 +258,7 @@ impl Objective {
         let mut charged = Vec::with_capacity(self.outcomes.len());
         for j in 0..self.outcomes.len() {
             let name = self.spec.outcomes[j].name.clone();
+            self.outcomes[j].observed.iter_mut().for_each(|mean| mean.fade(KEEP_UNSEEN));
             if let Some(&value) = known.get(&name) {
                 self.outcomes[j].observed[charge.model].add(value, KEEP_OBSERVED);
             }
@@ -280,12 +296,9 @@ impl Objective {
         }
         let requests_per_example = (outcome.requests + 1) as f64 / (charge.examples + 1) as f64;
         outcome.age.add(age as f64 * requests_per_example, KEEP_VARIANCE);
-        let pace = PACE_MAX.min(PACE_TIMES_AGE / (1.0 + outcome.age.mean().unwrap_or(0.0)));
         outcome.owe(spent - 1.0);
-        let violation = (spent - 1.0).min(VIOLATION_MAX);
-        let variance = outcome.variance.mean().unwrap_or(1.0).max(VARIANCE_MIN);
-        let step = (pace * violation + 0.25 * pace * pace * outcome.debt) / variance;
-        outcome.price = (outcome.price + step).clamp(0.0, PRICE_MAX);
+        let pace = outcome.pace();
+        outcome.move_price(pace * (spent - 1.0).min(VIOLATION_MAX) + 0.25 * pace * pace * outcome.debt);
         if outcome.price == 0.0 {
             outcome.debt = outcome.debt.max(0.0);
         }
@@ -307,7 +320,9 @@ impl Objective {
             // The mean per request takes the correction without counting the request again.
             outcome.recent.sum += value - before;
             if let Some(budget) = spec.budget.filter(|_| !is_partial) {
-                outcome.owe((value - before) / budget);
+                let error = (value - before) / budget;
+                outcome.owe(error);
+                outcome.move_price(outcome.pace() * error.clamp(-VIOLATION_MAX, VIOLATION_MAX));
             }
         }
     }
@@ -454,6 +469,17 @@ impl Objective {
 }
 
 impl Outcome {
+    /// a: the share of a violation that one request corrects.
+    fn pace(&self) -> f64 {
+        PACE_MAX.min(PACE_TIMES_AGE / (1.0 + self.age.mean().unwrap_or(0.0)))
+    }
+
+    /// Moves the price so that spending falls by so many budgets.
+    fn move_price(&mut self, budgets: f64) {
+        let variance = self.variance.mean().unwrap_or(1.0).max(VARIANCE_MIN);
+        self.price = (self.price + budgets / variance).clamp(0.0, PRICE_MAX);
+    }
+
     fn owe(&mut self, budgets: f64) {
         self.debt = (self.debt + budgets).clamp(-SAVINGS_MAX, DEBT_MAX);
     }

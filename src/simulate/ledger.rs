@@ -5,7 +5,8 @@
 //! its Lagrangian:                    m(t) = argmax_m r_t,m - lambda c_t,m        the least lambda >= 0 that keeps b
 //! ```
 //!
-//! Rewards are expected ones. The policy knows them, and mixes the two policies between which the budget is met.
+//! Rewards are expected ones. The policy knows them, and mixes the two policies between which the budget is met. Where prices
+//! change, there is one lambda for each stretch of constant prices: the budget is kept in each of them.
 
 use std::ops::Range;
 
@@ -30,6 +31,9 @@ pub struct Ledger {
     played: Vec<Point>,
     /// What was spent until the beginning of each round, and in all.
     spent: Vec<f64>,
+    /// The costs of all models at present, and the rounds before which they changed.
+    costs: Vec<f64>,
+    changes: Vec<usize>,
 }
 
 /// Bisections of lambda.
@@ -39,6 +43,10 @@ impl Ledger {
     /// Adds a round: the expected rewards and costs of all models, the decision, and what it cost.
     pub fn add(&mut self, rewards: &[f64], costs: &[f64], decision: &Decision, spent: f64) {
         self.models = rewards.len();
+        if self.costs != costs {
+            self.costs = costs.to_vec();
+            self.changes.push(self.rounds());
+        }
         let eligible = &decision.distribution.eligible;
         let option = |(m, (&quality, &cost)): (usize, (&f64, &f64))| match eligible.allows(m) {
             true => Point { cost, quality },
@@ -85,8 +93,21 @@ impl Ledger {
         mean(self.of(rounds).flatten().filter(|point| point.quality.is_finite()).copied())
     }
 
-    /// The best fixed policy that keeps a budget.
+    /// The best fixed policy that keeps a budget while prices are constant.
     pub fn best_fixed(&self, rounds: Range<usize>, budget: f64) -> Point {
+        let ends = self.changes.iter().skip(1).copied().chain([self.rounds()]);
+        let stretches =
+            self.changes.iter().zip(ends).map(|(begin, end)| (*begin).max(rounds.start)..end.min(rounds.end));
+        let (mut sum, n) = (Point { cost: 0.0, quality: 0.0 }, rounds.len().max(1) as f64);
+        for stretch in stretches.filter(|stretch| !stretch.is_empty()) {
+            let share = stretch.len() as f64 / n;
+            let Point { cost, quality } = self.best_at_constant_prices(stretch, budget);
+            sum = Point { cost: sum.cost + share * cost, quality: sum.quality + share * quality };
+        }
+        sum
+    }
+
+    fn best_at_constant_prices(&self, rounds: Range<usize>, budget: f64) -> Point {
         let (mut low, mut high) = (0.0, 1.0);
         let mut over = self.at(rounds.clone(), low);
         if over.cost <= budget {

@@ -1,8 +1,8 @@
 //! A world in which models cost something.
 //!
 //! ```text
-//! cost_m     = cheapest 50^((m - 1) / (M - 1))          in a random order of the models
-//! reward_m   = clip(r_m + merit (position_m - 1/2) + chance, 0, 1)     position_m: 0 of the cheapest to 1 of the dearest
+//! cost_m          = cheapest 50^x_m                        x_m = (m - 1) / (M - 1): 0 of the cheapest to 1 of the dearest
+//! reward_m        = clip(r_m + merit (x_m - 1/2) + chance_m, 0, 1)
 //! cost of a query = cost_m exp(noise z - noise^2 / 2)   z: standard normal, the same for all models
 //! ```
 //!
@@ -55,7 +55,7 @@ impl Priced {
         generator.set_stream(u64::MAX - 1);
         let models = world.models();
         let last = (models.max(2) - 1) as f64;
-        let positions: Vec<f64> = shuffled(models, &mut generator).into_iter().map(|i| i as f64 / last).collect();
+        let positions: Vec<f64> = (0..models).map(|m| m as f64 / last).collect();
         let chances = normals(models, &mut generator);
         let merits = positions.iter().zip(chances).map(|(x, z)| MERIT * (x - 0.5) + CHANCE * z).collect();
         let expected: Vec<f64> = positions.iter().map(|x| CHEAPEST * libm::pow(SPAN, *x)).collect();
