@@ -62,7 +62,7 @@ impl Priced {
         Self { world, spec, generator, merits, drawn: expected.clone(), expected, queries: 0 }
     }
 
-    /// Three of eight models change their price, by a factor of 4 up or down within the span of prices.
+    /// Three of eight models change their price, by a factor of 4.
     fn reprice(&mut self) {
         let models = self.expected.len();
         let changed = (3 * models).div_ceil(8);

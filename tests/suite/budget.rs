@@ -12,14 +12,15 @@ use pointsman::simulate::run::{COST, InProcess, Plan, run};
 
 use crate::size::sized;
 
-const MODELS: usize = 8;
+pub const MODELS: usize = 8;
 
-fn plain(dim: usize, seed: u64) -> Box<dyn World> {
+/// A world without prices.
+pub fn plain(dim: usize, seed: u64) -> Box<dyn World> {
     let spec = LogQuadraticSpec { dim, models: MODELS, intrinsic_rank: 2, signal: 0.3, shape: Shape::PowerLaw, seed };
     Box::new(LogQuadratic::new(spec))
 }
 
-fn learner(dim: usize, algorithm: Algorithm) -> LearnerConfig {
+pub fn learner(dim: usize, algorithm: Algorithm) -> LearnerConfig {
     let models = (1..=MODELS).map(|m| format!("model-{m}")).collect();
     LearnerConfig { dim, models, algorithm, ..LearnerConfig::default() }
 }
@@ -37,11 +38,30 @@ struct Case {
     costs_late: bool,
 }
 
+const AT_ONCE: Case = Case {
+    dim: 32,
+    algorithm: Algorithm::Hpg,
+    rounds: 30_000,
+    budget: 0.6,
+    noise: 0.0,
+    delay: 0,
+    refresh: 1,
+    costs_late: false,
+};
+
 impl Case {
     fn run(&self, seed: u64) -> Ledger {
         let Case { dim, rounds, delay, refresh, noise, .. } = *self;
         let mut world = Priced::new(plain(dim, seed), PriceSpec { noise, reprice_at: Some(rounds / 2), seed });
-        let cost = OutcomeConfig { range: Some([0.0, 1000.0]), budget: Some(self.budget), ..OutcomeConfig::default() };
+        // A price list that nobody updates.
+        let prices = world.costs().unwrap().expected;
+        let listed = (1..).zip(prices).map(|(m, price)| (format!("model-{m}"), *price)).collect();
+        let cost = OutcomeConfig {
+            range: Some([0.0, 1000.0]),
+            budget: Some(self.budget),
+            models: listed,
+            ..OutcomeConfig::default()
+        };
         let objective = ObjectiveConfig { floor: None, outcomes: [(COST.to_owned(), cost)].into() };
         let spec = learner(dim, self.algorithm).check().unwrap();
         let mut trainer = Trainer::new(spec.with_objective(&objective.check().unwrap()).unwrap());
@@ -54,77 +74,62 @@ impl Case {
     }
 }
 
-/// What a run came to.
-struct Figures {
-    /// Largest violation of the budget over any 10,000 successive requests after the first 5,000.
-    violation: f64,
-    /// Quality relative to the best fixed policy of each half, in which prices are constant: over all rounds, and after the
-    /// first 5,000.
-    quality: f64,
-    settled: f64,
+/// Runs of several seeds at once.
+pub fn in_parallel<T: Send>(seeds: std::ops::Range<u64>, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = seeds
+            .map(|seed| {
+                scope.spawn({
+                    let run = &run;
+                    move || run(seed)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }
 
 /// Requests after which the budget must hold, and over which.
 const BEGIN: usize = 5000;
 const WINDOW: usize = 10_000;
 
-fn figures(ledger: &Ledger, budget: f64) -> Figures {
-    let rounds = ledger.rounds();
-    let relative = |begin: usize| {
-        let halves = [begin..rounds / 2, rounds / 2..rounds];
-        let possible: f64 = halves.map(|half| half.len() as f64 * ledger.best_fixed(half, budget).quality).iter().sum();
-        ledger.played(begin..rounds).quality * (rounds - begin) as f64 / possible
-    };
-    Figures { violation: ledger.worst_violation(budget, BEGIN, WINDOW), quality: relative(0), settled: relative(BEGIN) }
-}
-
+/// The seeds are not those that the controller was tuned on, 1 to 4.
+///
+/// Where costs are known at once, a window is violated by no more than 1%. Where prices change and nobody knows of it for 200 requests,
+/// these are charged wrong, and no controller can help it: 4%.
 #[test]
 fn a_budget_is_held_and_costs_little_quality() {
     let (seeds, dim, rounds) = (sized(2, 10) as u64, sized(32, 64), sized(30_000, 100_000) as u64);
-    let base = Case {
-        dim,
-        algorithm: Algorithm::Hpg,
-        rounds,
-        budget: 0.6,
-        noise: 0.0,
-        delay: 0,
-        refresh: 1,
-        costs_late: false,
-    };
-    let first: u64 = std::env::var("FIRST").map_or(101, |x| x.parse().unwrap());
+    let at_once = Case { dim, algorithm: Algorithm::Hpg, rounds, ..AT_ONCE };
+    let refreshed = Case { refresh: 50, noise: 0.5, ..at_once };
+    let late = Case { refresh: 20, delay: 200, noise: 0.5, costs_late: true, ..at_once };
     for algorithm in [Algorithm::Hpg, Algorithm::HypentropyRegression] {
-        for (name, case) in [
-            ("at once", Case { algorithm, ..base }),
-            ("0.3", Case { algorithm, budget: 0.3, ..base }),
-            ("1.5", Case { algorithm, budget: 1.5, ..base }),
-            ("late, noisy", Case { algorithm, noise: 0.5, delay: 200, refresh: 200, costs_late: true, ..base }),
-        ] {
-            let ledgers: Vec<Ledger> = std::thread::scope(|scope| {
-                let threads: Vec<_> = (first..first + seeds).map(|seed| scope.spawn(move || case.run(seed))).collect();
-                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-            });
-            for ledger in &ledgers {
-                let Figures { violation, quality, settled } = figures(ledger, case.budget);
+        for (name, case, violation_max) in
+            [("at once", at_once, 0.01), ("refresh 50, noise", refreshed, 0.015), ("late by 200, noise", late, 0.04)]
+        {
+            let case = Case { algorithm, ..case };
+            let runs = in_parallel(101..101 + seeds, |seed| {
+                let ledger = case.run(seed);
                 let n = ledger.rounds();
-                let (a, b) = (ledger.played(BEGIN..n / 2), ledger.played(n / 2..n));
-                let free = ledger.best_fixed(0..n / 2, 1e9);
-                let fixed = ledger.best_fixed(BEGIN..n / 2, case.budget);
-                let fixed2 = ledger.best_fixed(n / 2..n, case.budget);
-                println!(
-                    "{algorithm}, {name}: worst {:.2}% quality {:.1}% after {BEGIN} {:.1}%  {:.3}@{:.3} of {:.3} | {:.3}@{:.3} of {:.3} free {:.3}@{:.3}",
-                    100.0 * violation,
-                    100.0 * quality,
-                    100.0 * settled,
-                    a.quality,
-                    a.cost,
-                    fixed.quality,
-                    b.quality,
-                    b.cost,
-                    fixed2.quality,
-                    free.quality,
-                    free.cost
-                );
-            }
+                let quality =
+                    |begin: usize| ledger.played(begin..n).quality / ledger.best_fixed(begin..n, case.budget).quality;
+                let violation = ledger.worst_violation(case.budget, BEGIN, WINDOW);
+                [violation, quality(0), quality(BEGIN), quality(n - n / 5)].map(|x| 100.0 * x)
+            });
+            let worst = runs.iter().map(|run| run[0]).fold(0.0, f64::max);
+            let [whole, settled, last] =
+                [1, 2, 3].map(|i| runs.iter().map(|run| run[i]).sum::<f64>() / runs.len() as f64);
+            let all: Vec<String> = runs.iter().map(|run| format!("{:.2}", run[0])).collect();
+            println!(
+                "{algorithm}, {name}, {seeds} seeds of {rounds}: worst violation {worst:.2}% ({}); quality {whole:.1}% of the best fixed \
+                 policy, {settled:.1}% after the first {BEGIN}, {last:.1}% in the last fifth",
+                all.join(" ")
+            );
+            assert!(worst <= 100.0 * violation_max, "{algorithm}, {name}: {worst}");
+            assert!(
+                settled >= sized(92, 94) as f64 && last >= sized(94, 95) as f64,
+                "{algorithm}, {name}: {settled} {last}"
+            );
         }
     }
 }

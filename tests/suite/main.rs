@@ -15,6 +15,7 @@ mod doctor;
 mod evaluate;
 mod examples;
 mod failures;
+mod feedback;
 mod first_hour;
 mod fleet;
 mod formats;
