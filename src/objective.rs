@@ -12,7 +12,7 @@
 //! of x_j / budget_j over the distribution that was played, so violations shrink by the same factor a per request
 //! whatever the scale of the outcome. And the debt makes up for what was overspent: with a^2 / 4 its response is critically
 //! damped. A request is charged when its decision is read, with the outcome that the event carries or with what its model is
-//! expected to cost, and corrected when its outcome arrives. Decisions were taken by parameters that are some requests old;
+//! expected to cost, and corrected when its outcome arrives: price and debt then move by the difference. Decisions were taken by parameters that are some requests old;
 //! a is small enough to be stable with that delay.
 //!
 //! A budget that does not bind has the price 0 and saves nothing for later. The quality floor takes precedence over budgets: phi
@@ -77,6 +77,8 @@ struct Delay {
     examples_per_charge: FadingMean,
     /// In charges.
     age: FadingMean,
+    /// a: the share of a violation that one request corrects.
+    pace: f64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -182,8 +184,17 @@ const PRICE_MAX: f64 = 1000.0;
 const DEBT_MAX: f64 = 1000.0;
 const SAVINGS_MAX: f64 = 200.0;
 
-/// What is left of observed outcomes of a model after another, of variances and ages, and of recent spending.
-const KEEP_OBSERVED: f64 = 1.0 - 1.0 / 128.0;
+/// What is left of observed outcomes of a model after another one, and after a request, whichever model answered. Below the
+/// weight `FRESH` they count in part: a model that is not played is tried about every 2500 requests, lest its price changed.
+const KEEP_OBSERVED: f64 = 1.0 - 1.0 / 64.0;
+const KEEP_UNSEEN: f64 = 1.0 - 1.0 / 1000.0;
+const FRESH: f64 = 0.5;
+
+/// The least part that observations count. Many requests are decided before a try is observed: a model must not look cheap that
+/// was far too dear.
+const TRUSTED: f64 = 0.5;
+
+/// What is left of variances and ages, and of recent spending.
 const KEEP_VARIANCE: f64 = 1.0 - 1.0 / 256.0;
 const KEEP_RECENT: f64 = 1.0 - 1.0 / 2000.0;
 
@@ -202,6 +213,11 @@ impl FadingMean {
     fn add(&mut self, value: f64, keep: f64) {
         self.sum = keep * self.sum + value;
         self.weight = keep * self.weight + 1.0;
+    }
+
+    fn fade(&mut self, keep: f64) {
+        self.sum *= keep;
+        self.weight *= keep;
     }
 
     fn mean(self) -> Option<f64> {
@@ -242,22 +258,29 @@ impl Objective {
         self.spec.floor.is_some() && !self.is_empty()
     }
 
-    /// What outcome `j` of a model is expected to be: as observed, else as configured, else as of the other models.
+    /// What outcome `j` of a model is expected to be: as observed. Where observations are missing or have faded, as configured,
+    /// else, in part, as little as of any other model. Such a model is tried: if it seemed dear forever, a lower price would stay unnoticed.
     fn expected(&self, j: usize, model: usize) -> f64 {
         let (spec, observed) = (&self.spec.outcomes[j], &self.outcomes[j].observed);
         let known = |m: usize| observed[m].mean().or_else(|| spec.models.get(&self.models[m]).copied());
-        known(model).unwrap_or_else(|| {
-            let others: Vec<f64> = (0..self.models.len()).filter_map(known).collect();
-            if others.is_empty() { spec.range.0 } else { others.iter().sum::<f64>() / others.len() as f64 }
-        })
+        let configured = spec.models.get(&self.models[model]).copied();
+        let least = || (0..self.models.len()).filter_map(known).min_by(f64::total_cmp).unwrap_or(spec.range.0);
+        let share = (observed[model].weight / FRESH).clamp(TRUSTED, 1.0);
+        match observed[model].mean() {
+            Some(mean) if share == 1.0 => mean,
+            Some(mean) => share * mean + (1.0 - share) * configured.unwrap_or_else(least),
+            None => configured.unwrap_or_else(least),
+        }
     }
 
     /// Charges a decision, with the outcomes that its event carries. Returns what was charged of each outcome.
     pub fn charge(&mut self, charge: Charge, known: &BTreeMap<String, f64>) -> Vec<(String, f64)> {
         let mut charged = Vec::with_capacity(self.outcomes.len());
-        let pace = self.delay.pace(&charge);
+        self.delay.note(&charge);
+        let pace = self.delay.pace;
         for j in 0..self.outcomes.len() {
             let name = self.spec.outcomes[j].name.clone();
+            self.outcomes[j].observed.iter_mut().for_each(|mean| mean.fade(KEEP_UNSEEN));
             if let Some(&value) = known.get(&name) {
                 self.outcomes[j].observed[charge.model].add(value, KEEP_OBSERVED);
             }
@@ -296,10 +319,7 @@ impl Objective {
             outcome.variance.add(variance, KEEP_VARIANCE);
         }
         outcome.owe(spent - 1.0);
-        let violation = (spent - 1.0).min(VIOLATION_MAX);
-        let variance = outcome.variance.mean().unwrap_or(1.0).max(VARIANCE_MIN);
-        let step = (pace * violation + 0.25 * pace * pace * outcome.debt) / variance;
-        outcome.price = (outcome.price + step).clamp(0.0, PRICE_MAX);
+        outcome.move_price(pace * (spent - 1.0).min(VIOLATION_MAX) + 0.25 * pace * pace * outcome.debt);
         if outcome.price == 0.0 {
             outcome.debt = outcome.debt.max(0.0);
         }
@@ -321,7 +341,9 @@ impl Objective {
             // The mean per request takes the correction without counting the request again.
             outcome.recent.sum += value - before;
             if let Some(budget) = spec.budget.filter(|_| !is_partial) {
-                outcome.owe((value - before) / budget);
+                let error = (value - before) / budget;
+                outcome.owe(error);
+                outcome.move_price(self.delay.pace * error.clamp(-VIOLATION_MAX, VIOLATION_MAX));
             }
         }
     }
@@ -418,6 +440,7 @@ impl Objective {
             examples: self.delay.examples,
             examples_per_charge: self.delay.examples_per_charge.record(),
             age: self.delay.age.record(),
+            pace: self.delay.pace,
         }
     }
 
@@ -455,6 +478,7 @@ impl Objective {
             examples: record.examples,
             examples_per_charge: FadingMean::from_record(record.examples_per_charge)?,
             age: FadingMean::from_record(record.age)?,
+            pace: Some(record.pace).filter(|pace| (0.0..=PACE_MAX).contains(pace))?,
         };
         for (spec, outcome) in objective.spec.outcomes.iter().zip(&mut objective.outcomes) {
             saved.remove(&spec.name).into_iter().for_each(|saved| *outcome = saved);
@@ -474,8 +498,7 @@ impl Objective {
 }
 
 impl Delay {
-    /// a: the share of a violation that one request corrects.
-    fn pace(&mut self, charge: &Charge) -> f64 {
+    fn note(&mut self, charge: &Charge) {
         // What was learned before the first charge is no rate.
         let is_first = self.examples_per_charge.weight == 0.0;
         let learned = if is_first { 1 } else { charge.examples.saturating_sub(self.examples) };
@@ -484,11 +507,17 @@ impl Delay {
         let rate = self.examples_per_charge.mean().unwrap_or(1.0).max(RATE_MIN);
         let age = charge.age.map_or(0.0, |age| age as f64 / rate);
         self.age.add(age, KEEP_VARIANCE);
-        PACE_MAX.min(PACE_TIMES_AGE / (1.0 + age.max(self.age.mean().unwrap_or(0.0))))
+        self.pace = PACE_MAX.min(PACE_TIMES_AGE / (1.0 + age.max(self.age.mean().unwrap_or(0.0))));
     }
 }
 
 impl Outcome {
+    /// Moves the price so that spending falls by so many budgets.
+    fn move_price(&mut self, budgets: f64) {
+        let variance = self.variance.mean().unwrap_or(1.0).max(VARIANCE_MIN);
+        self.price = (self.price + budgets / variance).clamp(0.0, PRICE_MAX);
+    }
+
     fn owe(&mut self, budgets: f64) {
         self.debt = (self.debt + budgets).clamp(-SAVINGS_MAX, DEBT_MAX);
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 
 use crate::config::{Settings, SnapshotConfig, StoreKind};
+use crate::eligible::Eligible;
 use crate::event::{Name, Query};
 use crate::feedback::Feedback;
 use crate::hpg::spectra::Eigen;
@@ -113,7 +114,8 @@ impl Stack for ClosedLoop {
         Ok(())
     }
 
-    fn decide(&mut self, round: u64, query: &Query, _luck: f64) -> anyhow::Result<Decision> {
+    fn decide(&mut self, round: u64, query: &Query, _: &Eligible, _luck: f64) -> anyhow::Result<Decision> {
+        // The worlds of the demo let all models answer.
         let query: Vec<f32> = query.as_slice().iter().map(|&x| x as f32).collect();
         let request_id = request_id(round);
         let answer = self

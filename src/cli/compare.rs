@@ -1,5 +1,7 @@
 //! `pointsman compare`: several algorithms on the same traffic, or on the same log.
 
+mod frontier;
+
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +15,7 @@ use super::figures::{mean_and_deviation, percent, spread};
 use super::logs::LogFiles;
 use super::output::{outln, width};
 use super::progress::{Jobs, Unit};
-use super::world::{WorldArgs, dimension, exponent, positive, share};
+use super::world::{WorldArgs, dimension, exponent, positive, positive_number, share};
 use super::{Failure, dataset, outputs, parallel};
 use crate::config::{Config, LearnerConfig};
 use crate::learner::Trainer;
@@ -21,6 +23,7 @@ use crate::report::{Block, Column, Lines, Page, Section, Series, Table};
 use crate::simulate::World;
 use crate::simulate::dataset::{DatasetSpec, DatasetWorld, Mixture};
 use crate::simulate::history::{History, Occurrences, Summary};
+use crate::simulate::partial::Partial;
 use crate::simulate::run::{InProcess, Plan, run as run_loop};
 use crate::simulate::shuffled::Shuffled;
 use crate::wire::dataset::Dataset;
@@ -30,6 +33,11 @@ use crate::wire::dataset::Dataset;
 /// On simulated traffic (the default) and on a data set (--data), every algorithm routes the same queries with the same
 /// random numbers, over several runs. The expected rewards are known, so the result is exact: "gap closed" is 0% for always
 /// using the best single model and 100% for always using the best model of each query.
+///
+/// With --budget, the models of simulated traffic have prices, from 0.1 for model-1 to 5 for the last one, and dear models are better on
+/// the whole. Each algorithm learns to keep each budget: what a query may cost on average. The result is quality against cost, beside
+/// that of every single model and that of the best fixed policy of each budget, which knows the expected rewards. "worst window" says
+/// how well a budget was kept. Only algorithms that predict rewards can keep one: hpg (with its critic) and hypentropy-regression.
 ///
 /// On a log (--log-queries and --log-rewards, or --examples) the rewards of other decisions are unknown. Each example is evaluated off-policy,
 /// by importance weights, before the algorithm learns from it. See `pointsman evaluate`.
@@ -90,6 +98,20 @@ pub struct Args {
     /// Round at which the models change abruptly
     #[arg(long, value_name = "ROUND")]
     switch_at: Option<u64>,
+    /// Each query may be answered by a random half of the models only
+    #[arg(long)]
+    partial: bool,
+    /// Give the models prices, and every algorithm each of these budgets: the mean cost of a query, on the scale of prices from 0.1 to 5.
+    /// Prints quality against cost
+    #[arg(long, value_name = "COST", value_delimiter = ',', value_parser = positive_number,
+          conflicts_with_all = ["data", "queries_log", "rewards_log", "examples_log"])]
+    budget: Vec<f64>,
+    /// With --budget: round at which some models change their price by a factor of 4
+    #[arg(long, value_name = "ROUND", requires = "budget")]
+    reprice_at: Option<u64>,
+    /// With --budget: how much queries differ in what they cost, as the standard deviation of its logarithm, 0 to 1
+    #[arg(long, default_value_t = 0.0, value_name = "DEVIATION", requires = "budget", value_parser = share)]
+    cost_noise: f64,
     /// Compare by off-policy evaluation on this log: query events, in .jsonl, .csv or .parquet
     #[arg(long = "log-queries", num_args = 1.., value_name = "FILE", requires = "rewards_log")]
     queries_log: Vec<PathBuf>,
@@ -125,6 +147,7 @@ const EXAMPLES: &str = "Examples:
   pointsman compare --algorithms hpg,hpg:estimator=logged,hpg:preset=theory:intrinsic_rank=2:horizon=40000
   pointsman compare --delay 1000 --refresh 1000
   pointsman compare --switch-at 20000
+  pointsman compare --budget 0.3,0.6,1 --reprice-at 20000
   pointsman compare --data my-data-set --unseen
   pointsman compare --data my-data-set --zipf 1 --new 0.3
   pointsman compare --config shop.toml --log-queries queries.jsonl --log-rewards rewards.jsonl
@@ -176,6 +199,9 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     };
     let dim = data.as_ref().map_or(args.dim, |data| data.dim);
     let base = LearnerConfig { dim, models, ..config.learner.clone() };
+    if !args.budget.is_empty() {
+        return frontier::run(args, &base);
+    }
     let contestants = contestants(&args.algorithms, &base).map_err(Failure::Usage)?;
     outputs::check(
         &[("--report", Some(&args.report)), ("--png", args.png.as_deref())],
@@ -216,6 +242,12 @@ fn run_all(args: &Args, data: Option<&Dataset>, contestants: &[Contestant]) -> a
 }
 
 fn draw_world(args: &Args, data: Option<&Dataset>, seed: u64) -> anyhow::Result<Box<dyn World>> {
+    let world = draw_whole(args, data, seed)?;
+    Ok(if args.partial { Box::new(Partial::new(world, seed)) } else { world })
+}
+
+/// The world in which all models may answer.
+fn draw_whole(args: &Args, data: Option<&Dataset>, seed: u64) -> anyhow::Result<Box<dyn World>> {
     if let Some(data) = data {
         let held_out = if args.unseen { 0.5 } else { 0.0 };
         let world = DatasetWorld::new(data, DatasetSpec { shuffled: args.shuffled, held_out, seed })?;
@@ -424,6 +456,7 @@ fn facts(args: &Args, data: Option<&Dataset>) -> Vec<(String, String)> {
         ("router refresh", format!("{} rounds", args.refresh)),
         ("lost rewards", format!("{}%", 100.0 * args.lost)),
         ("rewards shuffled", args.shuffled.to_string()),
+        ("half of the models missing at random", args.partial.to_string()),
     ]);
     facts.extend(args.switch_at.map(|round| ("switch at", format!("round {round}"))));
     facts.extend(args.mixture().into_iter().flat_map(|Mixture { exponent, new_share }| {

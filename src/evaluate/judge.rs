@@ -488,6 +488,42 @@ mod tests {
         judge
     }
 
+    /// Over all sets of eligible models and all choices among them, each with its probability, the estimates of one event add up
+    /// to the truth: of a policy that is conditioned on the set, and of a model alone on the events that it could answer.
+    #[test]
+    fn unbiased_by_enumeration_over_eligible_sets_and_choices() {
+        let (rewards, predicted) = ([0.9, 0.2, 0.6], [0.4, 0.5, 0.1]);
+        let (logged, policy) = ([0.5, 0.3, 0.2], [0.1, 0.3, 0.6]);
+        // Not alike, so that a mistake in a condition shows.
+        let share = |set: usize| set as f64 / (1..8).sum::<usize>() as f64;
+        let (mut found, mut truth) = ([[0.0; 2]; 4], [0.0; 4]);
+        for set in 1..8_usize {
+            let mask: Vec<bool> = (0..3).map(|m| set >> m & 1 == 1).collect();
+            let eligible = Eligible::only(mask.clone()).unwrap();
+            let conditioned = |p: [f64; 3]| {
+                let mut p = p;
+                eligible.restrict(&mut p);
+                p
+            };
+            let (p, pi) = (conditioned(logged), conditioned(policy));
+            truth[0] += share(set) * pi.iter().zip(rewards).map(|(pi, r)| pi * r).sum::<f64>();
+            for model in (0..3).filter(|m| mask[*m]) {
+                truth[1 + model] += share(set) * rewards[model];
+                let mut judge = Judge::new(3, 1, 100);
+                let reward = rewards[model];
+                let event = Logged { propensities: &p, model, reward, predicted: &predicted, eligible: &eligible };
+                judge.see(&event, &[&pi]);
+                for (sums, estimate) in found.iter_mut().zip(judge.all()) {
+                    sums[0] += share(set) * p[model] * estimate.inverse_propensity();
+                    sums[1] += share(set) * p[model] * estimate.doubly_robust();
+                }
+            }
+        }
+        for (found, truth) in found.iter().zip(truth) {
+            assert!(found.iter().all(|found| (found - truth).abs() < 1e-12), "{found:?} {truth}");
+        }
+    }
+
     /// Values of the three, and of the best model alone.
     const RIGHT: f64 = 0.65;
     const WRONG: f64 = 0.25;

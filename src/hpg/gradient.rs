@@ -100,6 +100,7 @@ pub fn coefficients(example: &Example, policy: &[f64], baseline: f64, cap: f64, 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eligible::Eligible;
     use crate::event::Query;
 
     /// E[c_m] over the draw of the model, by enumeration, against the gradient of sum_j pi_j r_j in score m, by
@@ -132,6 +133,51 @@ mod tests {
                     let mut moved = scores;
                     moved[m] += step;
                     value(&moved)
+                };
+                let slope = (at(h) - at(-h)) / (2.0 * h);
+                assert!((expected[m] - slope).abs() < 1e-9, "{} {slope}", expected[m]);
+            }
+        }
+    }
+
+    /// The same with a random set of eligible models: over all sets and all choices among them, against the gradient of the mean
+    /// reward of the policy that is conditioned on the set.
+    #[test]
+    fn unbiased_by_enumeration_over_eligible_sets() {
+        let rewards = [0.9, 0.2, 0.6, 0.0];
+        let scores = [0.3, -1.0, 0.5, 1.5];
+        let share = |set: usize| set as f64 / (1..16).sum::<usize>() as f64;
+        let eligible = |set: usize| Eligible::only((0..4).map(|m| set >> m & 1 == 1).collect()).unwrap();
+        let conditioned = |scores: [f64; 4], set: usize| {
+            let mut p = scores;
+            Sampling::Softmax.turn_among(&mut p, &eligible(set));
+            p
+        };
+        let value = |scores: [f64; 4]| {
+            let of = |set| conditioned(scores, set).iter().zip(rewards).map(|(p, r)| p * r).sum::<f64>();
+            (1..16).map(|set| share(set) * of(set)).sum::<f64>()
+        };
+        for (baseline, floor) in [(0.0, 0.0), (0.4, 0.0), (0.4, 0.3)] {
+            let (mut expected, mut c) = ([0.0; 4], Vec::new());
+            for set in 1..16 {
+                let pi = conditioned(scores, set);
+                let mut explored = [0.25; 4];
+                eligible(set).restrict(&mut explored);
+                let p: Vec<f64> = pi.iter().zip(explored).map(|(pi, e)| (1.0 - floor) * pi + floor * e).collect();
+                for m in (0..4).filter(|m| eligible(set).allows(*m)) {
+                    let query = Query::new([1.0]).unwrap();
+                    let example = Example::new(query, m, p.clone(), Some(pi.to_vec()), rewards[m]).unwrap();
+                    let example = example.among(eligible(set)).unwrap();
+                    coefficients(&example, example.policy(), baseline, 10.0, &mut c);
+                    expected.iter_mut().zip(&c).for_each(|(sum, c)| *sum += share(set) * p[m] * c);
+                }
+            }
+            for m in 0..4 {
+                let h = 1e-5;
+                let at = |step: f64| {
+                    let mut moved = scores;
+                    moved[m] += step;
+                    value(moved)
                 };
                 let slope = (at(h) - at(-h)) / (2.0 * h);
                 assert!((expected[m] - slope).abs() < 1e-9, "{} {slope}", expected[m]);

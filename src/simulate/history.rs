@@ -4,7 +4,8 @@
 //! averaged out. The gap is what lies between always playing the model that is best on the whole and always playing
 //! the one that is best for the query.
 
-use super::Occurrence;
+use super::ledger::Ledger;
+use super::{Costs, Occurrence};
 use crate::learner::Decision;
 use crate::router::Sampling;
 
@@ -31,8 +32,13 @@ impl Sums {
         let mean: f64 = played.iter().zip(expected).map(|(p, r)| p * r).sum();
         self.rounds += 1;
         self.policy += mean;
-        self.oracle += expected.iter().fold(0.0_f64, |m, &r| m.max(r));
-        self.constants.iter_mut().zip(expected).for_each(|(sum, r)| *sum += r);
+        let eligible = &decision.distribution.eligible;
+        let may = || expected.iter().enumerate().filter(|(m, _)| eligible.allows(*m)).map(|(_, r)| *r);
+        self.oracle += may().fold(0.0_f64, f64::max);
+        // Where a model may not answer, always playing it is a uniform choice.
+        let instead = if eligible.is_all() { 0.0 } else { may().sum::<f64>() / may().count() as f64 };
+        let alone = |m: usize, r: f64| if eligible.allows(m) { r } else { instead };
+        self.constants.iter_mut().zip(expected).enumerate().for_each(|(m, (sum, r))| *sum += alone(m, *r));
         self.traffic[decision.model] += 1.0;
         mean
     }
@@ -59,6 +65,8 @@ pub struct History {
     bins: Vec<Sums>,
     /// Over the whole run, of the worlds that keep track: first occurrences, synthetic queries, repeats.
     occurrences: [Sums; 3],
+    /// Of the worlds where models cost something.
+    ledger: Ledger,
 }
 
 /// What was earned on queries that had not come before, and on those that had.
@@ -126,7 +134,13 @@ impl History {
 
     /// For a run whose length nobody knows, in at most `bins` bins: when there are more, two become one.
     pub fn unbounded(bins: usize) -> Self {
-        Self { bin_rounds: 1, bins_max: bins.max(2), bins: Vec::new(), occurrences: Default::default() }
+        Self {
+            bin_rounds: 1,
+            bins_max: bins.max(2),
+            bins: Vec::new(),
+            occurrences: Default::default(),
+            ledger: Ledger::default(),
+        }
     }
 
     /// Adds a round: expected rewards, scores of the policy that regret is measured against, and the decision.
@@ -140,7 +154,8 @@ impl History {
         }
         let Some(bin) = self.bins.last_mut() else { return };
         let mean = bin.add(expected, decision);
-        let best = Sampling::Softmax.core(best_scores);
+        let mut best = best_scores.to_vec();
+        Sampling::Softmax.turn_among(&mut best, &decision.distribution.eligible);
         bin.regret += best.iter().zip(expected).map(|(p, r)| p * r).sum::<f64>() - mean;
         // <grad L, W - W*> = sum_m pi_m (r_m - mean) log(pi*_m / pi_m), the paper's Proposition on both regrets.
         let policy = &decision.distribution.policy;
@@ -161,6 +176,16 @@ impl History {
         let models = expected.len();
         self.occurrences.iter_mut().filter(|sums| sums.constants.is_empty()).for_each(|sums| *sums = Sums::new(models));
         self.occurrences[kind].add(expected, decision);
+    }
+
+    /// Adds what models cost in a round, already added as such.
+    pub fn add_costs(&mut self, costs: Costs, expected: &[f64], decision: &Decision) {
+        self.ledger.add(expected, costs.expected, decision, costs.drawn[decision.model]);
+    }
+
+    /// Quality and cost of all rounds; without rounds if models cost nothing.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
     /// What was earned on queries that had not come before, and on those that had; none if the world did not keep track.

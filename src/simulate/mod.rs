@@ -7,7 +7,10 @@
 pub mod dataset;
 pub mod history;
 pub mod items;
+pub mod ledger;
 pub mod log_quadratic;
+pub mod partial;
+pub mod priced;
 pub mod quantiles;
 pub mod queries;
 pub mod run;
@@ -16,6 +19,7 @@ pub mod traffic;
 
 use rand::{Rng, RngExt};
 
+use crate::eligible::Eligible;
 use crate::event::Query;
 
 /// An environment that routing decisions are taken in.
@@ -45,6 +49,25 @@ pub trait World: Send {
     fn occurrence(&self) -> Option<Occurrence> {
         None
     }
+
+    /// What models cost for the last query; none if nothing.
+    fn costs(&self) -> Option<Costs<'_>> {
+        None
+    }
+
+    /// The models that may answer the last query.
+    fn eligible(&self) -> Eligible {
+        Eligible::ALL
+    }
+}
+
+/// What each model costs for a query.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Costs<'a> {
+    /// On average over queries.
+    pub expected: &'a [f64],
+    /// For this query.
+    pub drawn: &'a [f64],
 }
 
 /// Whether a query came before.

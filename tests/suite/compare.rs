@@ -88,6 +88,43 @@ fn the_same_command_gives_the_same_figures() {
 }
 
 #[test]
+fn quality_is_reported_against_cost() {
+    let dir = tempfile::tempdir().unwrap();
+    let png = dir.path().join("png");
+    let budgets = ["--budget", "0.4,1", "--reprice-at", "1000", "--cost-noise", "0.2"];
+    let arguments = [&SMALL[..], &budgets].concat();
+    let (code, out, err) = compare(dir.path(), &[&arguments[..], &["--png", png.to_str().unwrap()]].concat());
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(pictures(&png), ["compare-1-quality-against-cost.png"]);
+    for row in ["hpg ", "hypentropy-regression ", "always model-3", "uniform", "best policy, whatever it costs"] {
+        assert!(out.lines().any(|line| line.starts_with(row)), "{row} is not in\n{out}");
+    }
+    let found = json_of(dir.path(), &arguments);
+    assert_eq!(found, json_of(dir.path(), &arguments));
+    let players = found["algorithms"].as_array().unwrap();
+    assert_eq!(players.iter().map(|row| &row["budget"]).collect::<Vec<_>>(), [0.4, 0.4, 1.0, 1.0]);
+    let curve: Vec<[Vec<f64>; 2]> =
+        found["possible"].as_array().unwrap().iter().map(|p| ["cost", "quality"].map(|key| numbers(&p[key]))).collect();
+    for row in players {
+        let [cost, quality, possible] = ["cost", "quality", "possible_quality"].map(|key| numbers(&row[key]));
+        for run in 0..3 {
+            assert!(quality[run] < possible[run] && cost[run] < 1.3 * row["budget"].as_f64().unwrap(), "{row}");
+            assert!(curve.windows(2).all(|w| w[0][1][run] <= w[1][1][run] + 1e-9), "more money, more quality");
+        }
+    }
+    assert_eq!(found["models"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn models_can_be_missing_at_random() {
+    let dir = tempfile::tempdir().unwrap();
+    let algorithms = ["--algorithms", "uniform,hypentropy-regression,lin-ucb", "--partial"];
+    let found = json_of(dir.path(), &[&SMALL[..], &algorithms].concat());
+    let closed = |i: usize| numbers(&found["algorithms"][i]["gap_closed"]).iter().sum::<f64>();
+    assert!(closed(1) > closed(0) + 0.3, "{found}");
+}
+
+#[test]
 fn data_sets_are_learned_where_they_can_be() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
@@ -235,6 +272,9 @@ fn mistakes_are_told() {
         (&["--data", "nowhere"], "nowhere"),
         (&["--unseen"], "--data"),
         (&["--zipf", "1"], "--data"),
+        (&["--reprice-at", "5"], "--budget"),
+        (&["--budget", "0"], "must be a number from"),
+        (&["--budget", "1", "--algorithms", "exp3"], "does not predict rewards"),
         (&["--new", "0.5"], "--data"),
         (&["--data", "nowhere", "--new", "1.5"], "must be a number from 0 to 1"),
         (&["--data", "nowhere", "--zipf", "11"], "must be a number from 0 to 10"),

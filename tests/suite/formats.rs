@@ -472,6 +472,7 @@ impl Numbers {
             examples: 70_001,
             examples_per_charge: self.fading(),
             age: self.fading(),
+            pace: self.next(),
         }
     }
 

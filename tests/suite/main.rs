@@ -2,6 +2,7 @@
 
 mod broker;
 mod browser;
+mod budget;
 mod cli;
 mod compare;
 mod config;
@@ -39,6 +40,7 @@ mod reload;
 mod replay;
 mod reports;
 mod restore;
+mod richer;
 mod rivals;
 mod router;
 mod sidecar;

@@ -15,6 +15,8 @@ pub struct ObjectiveRecord {
     pub examples_per_charge: FadingMeanRecord,
     /// Fading mean of the age of the parameters that decided, in charges.
     pub age: FadingMeanRecord,
+    /// The share of a violation that one request corrects.
+    pub pace: f64,
 }
 
 /// One outcome.
