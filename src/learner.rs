@@ -183,7 +183,6 @@ pub struct ChargedDecision<'a> {
 /// A learner with the state that all algorithms share.
 pub struct Trainer {
     spec: Spec,
-    objective: Objective,
     student: RefCell<Student>,
 }
 
@@ -191,12 +190,11 @@ pub struct Trainer {
 struct Student {
     learner: Box<dyn Learner>,
     book: Book,
+    objective: Objective,
     worth: Worth,
     /// Deferred examples, with the tolls of the time when they came.
     ahead: Vec<Example>,
     ahead_tolls: Vec<Tolls>,
-    /// Predicted rewards of the last example, and the distribution that was played, where there is a floor on the quality.
-    noted: Option<(Vec<f64>, Vec<f64>)>,
     /// The policy and the predicted rewards for the example that is evaluated, and scratch buffers of the evaluation.
     judged: Vec<f64>,
     predicted: Vec<f64>,
@@ -275,7 +273,7 @@ impl Trainer {
         };
         let worth = Worth::new(&spec.worth, models);
         let objective = Objective::new(spec.objective.clone(), spec.models.clone());
-        Self { spec, objective, student: RefCell::new(Student::new(learner, book, worth)) }
+        Self { spec, student: RefCell::new(Student::new(learner, book, objective, worth)) }
     }
 
     /// Restores a saved state. Hyper-parameters, the rank and models come from `spec` and may differ from those it was saved
@@ -293,8 +291,8 @@ impl Trainer {
         let before = Spec { models: models.map_err(|_| BadState::Shape)?, ..spec.clone() };
         let mut trainer = Self::from_record(before, record)?;
         trainer.flush();
-        trainer.objective.remap(spec.models.clone(), &places);
         let student = trainer.student.get_mut();
+        student.objective.remap(spec.models.clone(), &places);
         student.learner.remap(&places);
         // Estimates for other models do not apply.
         student.worth = Worth::new(&spec.worth, spec.models.len());
@@ -303,7 +301,7 @@ impl Trainer {
     }
 
     /// Restores a record that was saved with the same models.
-    fn from_record(spec: Spec, mut record: LearnerRecord) -> Result<Self, BadState> {
+    fn from_record(spec: Spec, record: LearnerRecord) -> Result<Self, BadState> {
         let mismatch = |key, saved: &dyn ToString, configured: &dyn ToString| {
             let (saved, configured) = (saved.to_string(), configured.to_string());
             if saved == configured { Ok(()) } else { Err(BadState::Mismatch { key, saved, configured }) }
@@ -313,15 +311,13 @@ impl Trainer {
         if matches!((&spec.method, &record.state), (Method::Hpg(_), AlgorithmRecord::Critic(_))) {
             mismatch("learner.estimator", &"critic", &"a policy gradient without a critic")?;
         }
-        let objective = std::mem::take(&mut record.objective);
-        let objective = Objective::restore(spec.objective.clone(), spec.models.clone(), objective);
         let student = Student::from_record(&spec, record).ok_or(BadState::Shape)?;
-        Ok(Self { objective: objective.ok_or(BadState::Shape)?, spec, student: RefCell::new(student) })
+        Ok(Self { spec, student: RefCell::new(student) })
     }
 
     /// The complete state, for a bit-for-bit resume: parameters, pending batch, means, counters, generator.
     pub fn save(&self) -> Vec<u8> {
-        let Student { learner, book, worth, .. } = &*self.caught_up();
+        let Student { learner, book, objective, worth, .. } = &*self.caught_up();
         let record = LearnerRecord {
             algorithm: self.spec.algorithm().to_owned(),
             dim: self.spec.dim as u64,
@@ -335,7 +331,7 @@ impl Trainer {
             state: learner.save(),
             policy_value: worth.record(),
             rewarded: book.rewarded,
-            objective: self.objective.record(),
+            objective: objective.record(),
         };
         record.seal()
     }
@@ -356,7 +352,7 @@ impl Trainer {
         let mut scores = vec![0.0; self.spec.models.len()];
         let student = self.caught_up();
         student.learner.scores(query, &mut scores);
-        let tolls = student.in_scores(&self.objective.tolls());
+        let tolls = student.in_scores(&student.objective.tolls());
         student.learner.play(student.book.version).turn(&mut scores, &tolls, eligible);
         Ok(scores)
     }
@@ -411,21 +407,18 @@ impl Trainer {
         example.check_shape(self.spec.dim, self.spec.models.len())?;
         let student = self.student.get_mut();
         student.ahead.push(example);
-        student.ahead_tolls.push(self.objective.tolls());
+        student.ahead_tolls.push(student.objective.tolls());
         // The floor moves prices with every example.
-        let has_floor = self.objective.has_floor();
+        let has_floor = student.objective.has_floor();
         if has_floor || self.spec.batch > 1 || student.ahead.len() >= student.learner.foresight() {
             student.catch_up(&self.spec);
-        }
-        if has_floor && let Some((predicted, played)) = student.noted.take() {
-            self.objective.note_quality(&predicted, &played);
         }
         Ok(())
     }
 
     /// Charges a decision when its event is read; returns what it was charged, to be settled when its outcomes arrive.
     pub fn charge(&mut self, decision: ChargedDecision, known: &BTreeMap<String, f64>) -> Vec<(String, f64)> {
-        if self.objective.is_empty() {
+        if self.student.get_mut().objective.is_empty() {
             return Vec::new();
         }
         let examples = self.version();
@@ -437,13 +430,13 @@ impl Trainer {
             examples,
             is_partial: self.is_partial(),
         };
-        self.objective.charge(charge, known)
+        self.student.get_mut().objective.charge(charge, known)
     }
 
     /// Corrects a charge by the outcomes that arrived.
     pub fn settle(&mut self, model: usize, charged: &[(String, f64)], outcomes: &BTreeMap<String, f64>) {
         let is_partial = self.is_partial();
-        self.objective.settle(model, charged, outcomes, is_partial);
+        self.student.get_mut().objective.settle(model, charged, outcomes, is_partial);
     }
 
     /// Whether something else than the policy and its exploration gets most of the traffic.
@@ -454,12 +447,13 @@ impl Trainer {
 
     /// What was charged, and what it does to the scores; `None` if only the reward counts.
     pub fn objective(&self) -> Option<ObjectiveView> {
-        self.objective.view(self.caught_up().learner.steepness().unwrap_or(1.0))
+        let student = self.caught_up();
+        student.objective.view(student.learner.steepness().unwrap_or(1.0))
     }
 
     /// Number of decisions that were charged.
     pub fn charges(&self) -> u64 {
-        self.objective.charges()
+        self.student.borrow().objective.charges()
     }
 
     /// The learning part, with no deferred examples.
@@ -499,10 +493,10 @@ impl Trainer {
     /// The current policy in the routing form.
     pub fn policy(&self) -> Policy {
         let Floor { share, distribution } = self.floor();
-        let Student { learner, book, .. } = &*self.caught_up();
+        let Student { learner, book, objective, .. } = &*self.caught_up();
         let (sampling, scores, head) = learner.play(book.version).exported(learner.score_forms(), learner.head_table());
         let outcomes =
-            learner.steepness().map_or_else(Outcomes::default, |steepness| self.objective.outcomes(steepness));
+            learner.steepness().map_or_else(Outcomes::default, |steepness| objective.outcomes(steepness));
         Policy { sampling, floor: share, floor_distribution: distribution, scores, head, outcomes }
     }
 
@@ -561,14 +555,14 @@ impl Trainer {
 }
 
 impl Student {
-    fn new(learner: Box<dyn Learner>, book: Book, worth: Worth) -> Self {
+    fn new(learner: Box<dyn Learner>, book: Book, objective: Objective, worth: Worth) -> Self {
         Self {
             learner,
             book,
+            objective,
             worth,
             ahead: Vec::new(),
             ahead_tolls: Vec::new(),
-            noted: None,
             judged: Vec::new(),
             predicted: Vec::new(),
             scratch: Scratch::default(),
@@ -592,7 +586,8 @@ impl Student {
         };
         let learner = restore_learner(spec, record.state, record.version)?;
         let worth = Worth::restore(&spec.worth, spec.models.len(), record.policy_value)?;
-        book.is_sound().then(|| Self::new(learner, book, worth))
+        let objective = Objective::restore(spec.objective.clone(), spec.models.clone(), record.objective)?;
+        book.is_sound().then(|| Self::new(learner, book, objective, worth))
     }
 
     /// Applies deferred examples.
@@ -644,12 +639,13 @@ impl Student {
 
     /// Evaluates the policy on an example before learning from it.
     fn judge(&mut self, spec: &Spec, example: &Example, tolls: &[f64]) {
-        let Self { learner, book, worth, judged, predicted, scratch, noted, .. } = self;
+        let Self { learner, book, objective, worth, judged, predicted, scratch, .. } = self;
         let models = spec.models.len();
-        if spec.objective.floor.is_some() {
+        if !objective.is_empty() {
             let mut rewards = vec![0.0; models];
-            let is_predicted = learner.predict(example.query(), &[], book.rewards.mean(), &mut rewards);
-            *noted = is_predicted.then(|| (rewards, example.propensities().to_vec()));
+            if learner.predict(example.query(), &[], book.rewards.mean(), &mut rewards) {
+                objective.note_quality(&rewards, example.propensities());
+            }
         }
         // Where models pay for outcomes, it is their utility that counts, scaled to 0..1.
         let utility = Utility::new(tolls, learner.steepness().unwrap_or(1.0));

@@ -163,7 +163,7 @@ pub struct ObjectiveView {
     pub floor: Option<f64>,
     /// Share of the prices that the floor permits.
     pub permitted: f64,
-    /// Predicted reward of each model alone, on the scale of 0..1, where the floor needs it.
+    /// Predicted reward of each model alone, on the scale of 0..1; empty before the first example.
     pub quality: Vec<f64>,
     /// Predicted reward of what was played.
     pub played_quality: Option<f64>,
@@ -348,12 +348,12 @@ impl Objective {
         }
     }
 
-    /// Takes the predicted rewards of an example into account, and the distribution that was played, for the floor.
+    /// Takes the predicted rewards of an example into account, and the distribution that was played.
     pub fn note_quality(&mut self, predicted: &[f64], played: &[f64]) {
-        let Some(floor) = self.spec.floor.filter(|_| !self.is_empty()) else { return };
         let quality = &mut self.floor;
         quality.played.add(predicted.iter().zip(played).map(|(r, p)| r * p).sum(), KEEP_QUALITY);
         quality.alone.iter_mut().zip(predicted).for_each(|(mean, r)| mean.add(*r, KEEP_QUALITY));
+        let Some(floor) = self.spec.floor else { return };
         let best = quality.alone.iter().filter_map(|mean| mean.mean()).fold(0.0, f64::max);
         let loss = best - quality.played.mean().unwrap_or(best);
         let excess = ((loss - floor) / floor).clamp(-1.0, 1.0);

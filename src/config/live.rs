@@ -49,6 +49,7 @@ fn is_live(key: &str) -> bool {
     let (section, rest) = key.split_once('.').unwrap_or((key, ""));
     // Names of outcomes and models are no keys.
     let has_fixed = !matches!(section, "objective" | "reward");
+    let rest = if section == "spaces" { rest.split_once('.').map_or("", |(_, key)| key) } else { rest };
     let name = rest.rsplit('.').next().unwrap_or_default();
     LIVE.contains(&section) && !(has_fixed && FIXED.contains(&name))
 }

@@ -37,6 +37,7 @@ fn default_toml_documents_every_key_and_only_those() {
         feature_rank: Some(1),
         alpha: Some(1.0),
         ridge: Some(1.0),
+        incumbent: Some(String::new()),
         ..LearnerConfig::default()
     };
     let join = JoinConfig { remember_ms: Some(1), ..JoinConfig::default() };
