@@ -159,7 +159,7 @@ pub struct ObjectiveView {
 
 /// The largest share of a violation that one request corrects, and that times the age of the parameters.
 const PACE_MAX: f64 = 0.02;
-const PACE_TIMES_AGE: f64 = 0.5;
+const PACE_TIMES_AGE: f64 = 0.35;
 
 /// The least variance that a step divides by: where hardly anything is left to save, it must not leap.
 const VARIANCE_MIN: f64 = 0.02;
@@ -172,10 +172,13 @@ const PRICE_MAX: f64 = 1000.0;
 const DEBT_MAX: f64 = 1000.0;
 const SAVINGS_MAX: f64 = 200.0;
 
-/// What is left of observed outcomes of a model after another one, and after a request, whichever model answered. Below the
-/// weight `FRESH` they count in part: a model that is not played is tried about every 2500 requests, lest its price changed.
+/// What is left of observed outcomes of a model after another one.
 const KEEP_OBSERVED: f64 = 1.0 - 1.0 / 64.0;
-const KEEP_UNSEEN: f64 = 1.0 - 1.0 / 1000.0;
+
+/// Requests in which observations fade to 1/e, whichever model answers, plus so many times the age of the parameters. Below the weight
+/// `FRESH` they count in part: a model that is not played is tried about every 2500 requests, lest its price changed.
+const UNSEEN: f64 = 1000.0;
+const UNSEEN_TIMES_AGE: f64 = 20.0;
 const FRESH: f64 = 0.5;
 
 /// What is left of variances and ages, and of recent spending.
@@ -238,18 +241,19 @@ impl Objective {
         self.spec.floor.is_some() && !self.is_empty()
     }
 
-    /// What outcome `j` of a model is expected to be: as observed. Where observations are missing or have faded, as configured,
-    /// else as little as of any other model. Such a model is tried: if it seemed dear forever, a lower price would stay unnoticed.
+    /// What outcome `j` of a model is expected to be: as observed, else as configured, else as little as of any other model. What was
+    /// observed long ago falls to as little as of any other model, so that the model is tried: if it seemed dear forever, a lower
+    /// price would stay unnoticed.
     fn expected(&self, j: usize, model: usize) -> f64 {
         let (spec, observed) = (&self.spec.outcomes[j], &self.outcomes[j].observed);
-        let known = |m: usize| observed[m].mean().or_else(|| spec.models.get(&self.models[m]).copied());
-        let configured = spec.models.get(&self.models[model]).copied();
+        let configured = |m: usize| spec.models.get(&self.models[m]).copied();
+        let known = |m: usize| observed[m].mean().or_else(|| configured(m));
         let least = || (0..self.models.len()).filter_map(known).min_by(f64::total_cmp).unwrap_or(spec.range.0);
         let share = (observed[model].weight / FRESH).min(1.0);
         match observed[model].mean() {
             Some(mean) if share == 1.0 => mean,
-            Some(mean) => share * mean + (1.0 - share) * configured.unwrap_or_else(least),
-            None => configured.unwrap_or_else(least),
+            Some(mean) => share * mean + (1.0 - share) * least(),
+            None => configured(model).unwrap_or_else(least),
         }
     }
 
@@ -258,7 +262,8 @@ impl Objective {
         let mut charged = Vec::with_capacity(self.outcomes.len());
         for j in 0..self.outcomes.len() {
             let name = self.spec.outcomes[j].name.clone();
-            self.outcomes[j].observed.iter_mut().for_each(|mean| mean.fade(KEEP_UNSEEN));
+            let keep = self.outcomes[j].keep_unseen();
+            self.outcomes[j].observed.iter_mut().for_each(|mean| mean.fade(keep));
             if let Some(&value) = known.get(&name) {
                 self.outcomes[j].observed[charge.model].add(value, KEEP_OBSERVED);
             }
@@ -469,6 +474,12 @@ impl Objective {
 }
 
 impl Outcome {
+    /// What is left of observations after a request. With old parameters a model that is tried is tried often before anyone knows
+    /// what it cost, so that it is tried more rarely.
+    fn keep_unseen(&self) -> f64 {
+        1.0 - 1.0 / (UNSEEN + UNSEEN_TIMES_AGE * self.age.mean().unwrap_or(0.0))
+    }
+
     /// a: the share of a violation that one request corrects.
     fn pace(&self) -> f64 {
         PACE_MAX.min(PACE_TIMES_AGE / (1.0 + self.age.mean().unwrap_or(0.0)))
@@ -524,6 +535,7 @@ mod tests {
     /// Plays softmax of `quality` less tolls, with parameters of a given age; what each request cost.
     fn play(objective: &mut Objective, quality: [f64; 3], requests: usize, age: usize, prices: [f64; 3]) -> Vec<f64> {
         let mut random = ChaCha8Rng::seed_from_u64(11);
+        let requests_before = objective.outcomes[0].requests;
         let mut published = std::collections::VecDeque::from([objective.tolls()]);
         let mut spent = Vec::new();
         for i in 0..requests {
@@ -537,7 +549,7 @@ mod tests {
                 played: Some(&p),
                 policy: None,
                 age: Some(published.len() as u64 - 1),
-                examples: i as u64,
+                examples: requests_before + i as u64,
                 is_partial: false,
             };
             let known = BTreeMap::from([("cost".to_owned(), prices[model])]);
