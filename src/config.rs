@@ -4,6 +4,7 @@
 //! permitted. Files, environment and command line are read at an edge (`cli::settings`), not here.
 
 mod kafka;
+mod live;
 pub mod mistakes;
 mod objective;
 mod rivals;
@@ -17,10 +18,12 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use kafka::{ClientSettings, Create, KafkaConfig, Lanes, MASK, OWN_FILES, Start, Topics, is_harmless, parse_time};
+pub use live::Changes;
 pub use objective::{ObjectiveConfig, OutcomeConfig};
 pub use rivals::FeatureKind;
 
-use crate::evaluate::worth::{GuardSpec, WorthSpec};
+use crate::evaluate::rollout::{RolloutSpec, Stage};
+use crate::evaluate::worth::WorthSpec;
 use crate::event::{ModelName, Name};
 use crate::hpg::actor_critic::ActorCriticSpec;
 use crate::hpg::critic::CriticSpec;
@@ -130,20 +133,33 @@ pub enum LogFormat {
 pub struct RouterConfig {
     /// Key of the random draws.
     pub key: Secret,
-    /// The model that is played until parameters are available; `None`: uniform.
+    /// The model that is played until parameters are available, and where no other may answer; `None`: uniform, and an error.
     pub fallback_model: Option<String>,
     /// How long decisions are remembered, to answer repeated requests alike.
     pub remember_ms: u64,
     /// Limit on remembered decisions.
     pub remember_max: usize,
+    /// Failures in a row after which a model rests; 0 = never.
+    pub failures_max: u32,
+    /// How long it then rests.
+    pub cooldown_ms: u64,
 }
 
 impl Default for RouterConfig {
     fn default() -> Self {
-        let key = Secret("pointsman".to_owned());
-        Self { key, fallback_model: None, remember_ms: 600_000, remember_max: 100_000 }
+        Self {
+            key: Secret("pointsman".to_owned()),
+            fallback_model: None,
+            remember_ms: 600_000,
+            remember_max: 100_000,
+            failures_max: 5,
+            cooldown_ms: 30_000,
+        }
     }
 }
+
+/// Longest rest of a model with a known end: a year.
+pub const REST_MS_MAX: u64 = 365 * 86_400_000;
 
 /// `[http]`, as written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -714,14 +730,14 @@ pub struct LearnerConfig {
     pub evaluate_window: u64,
     /// Probability that any reported confidence range is ever wrong.
     pub evaluate_alpha: f64,
-    /// Traffic split until routing is proven to pay.
-    pub guard: Guard,
-    /// Share of traffic that follows the policy before the proof.
-    pub guard_share: f64,
-    /// Share of traffic that stays with the best single model afterwards.
-    pub guard_control: f64,
-    /// Lift that must be proven.
-    pub guard_margin: f64,
+    /// Whose decisions are played.
+    pub stage: Stage,
+    /// Who changes the stage.
+    pub promote: Promote,
+    /// The model that is served today.
+    pub incumbent: Option<String>,
+    /// What the rollout may lose, relative to the reward of the incumbent.
+    pub guard_budget: f64,
     /// Query features of linear bandits.
     pub features: FeatureKind,
     /// Number of leading query directions whose products are features.
@@ -779,10 +795,10 @@ impl Default for LearnerConfig {
             evaluate_every: worth.every,
             evaluate_window: worth.window,
             evaluate_alpha: worth.alpha,
-            guard: Guard::None,
-            guard_share: 0.3,
-            guard_control: 0.05,
-            guard_margin: 0.0,
+            stage: worth.rollout.stage,
+            promote: Promote::Manual,
+            incumbent: None,
+            guard_budget: 0.01,
             features: FeatureKind::Quadratic,
             feature_rank: None,
             alpha: None,
@@ -884,14 +900,14 @@ pub enum Spaces {
     Listed,
 }
 
-/// `learner.guard`
+/// `learner.promote`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Guard {
-    /// The policy gets all traffic.
-    None,
-    /// The best single model gets most of the traffic until the policy is proven better.
-    BestConstant,
+pub enum Promote {
+    /// The configuration.
+    Manual,
+    /// Evidence.
+    Automatic,
 }
 
 /// `learner.learning_rate`
@@ -1099,7 +1115,7 @@ pub struct Spec {
     pub declared: Option<Vec<f64>>,
     /// Share of uniform exploration.
     pub exploration_floor: f64,
-    /// How the policy value is estimated, and the guard that depends on it.
+    /// How the policy value is estimated, and the rollout that depends on it.
     #[serde(default)]
     pub worth: WorthSpec,
     /// What is maximised besides the reward.
@@ -1229,6 +1245,8 @@ impl Config {
         self.http.check()?;
         self.runtime.check()?;
         within("router.remember_max", self.router.remember_max, 1, 100_000_000)?;
+        within("router.failures_max", self.router.failures_max, 0, 1_000_000)?;
+        within("router.cooldown_ms", self.router.cooldown_ms, 1, REST_MS_MAX)?;
         if !(1..=64).contains(&self.router.key.0.len()) {
             let found = format!("{MASK} ({} bytes)", self.router.key.0.len());
             return Err(bad("router.key", found, "must have 1 to 64 bytes"));
@@ -1239,6 +1257,7 @@ impl Config {
         }
         within("transport.file.poll_ms", self.transport.file.poll_ms, 1, 60_000)?;
         self.transport.kafka.check()?;
+        let learner = self.learner.check()?;
         let objective = self.objective.check()?;
         let with_objective = |spec: Spec| spec.with_objective(&objective);
         let spaces: BTreeMap<Name, Spec> = self
@@ -1249,7 +1268,7 @@ impl Config {
                 Ok((name, with_objective(spec)?))
             })
             .collect::<Result<_, _>>()?;
-        let learner = with_objective(self.learner.check()?)?;
+        let learner = with_objective(learner)?;
         self.objective.check_models(std::iter::once(&learner).chain(spaces.values()))?;
         let events = EventsSpec { outcomes: self.objective.fields(), ..self.events.check(&self.reward)? };
         Ok(Settings {
@@ -1426,12 +1445,12 @@ impl LearnerConfig {
             dim: self.dim,
             retired: self.check_retired(&models)?,
             declared: self.check_declared(&models)?,
+            worth: self.check_worth(&models)?,
             models,
             method,
             batch,
             half_life: self.half_life,
             exploration_floor: self.exploration_floor,
-            worth: self.check_worth()?,
             objective: ObjectiveSpec::default(),
             shards: self.check_shards()?,
             seed: self.seed,
@@ -1454,7 +1473,7 @@ impl LearnerConfig {
             ("learning_rate = \"constant\"", has_critic || is_constant),
             ("batch = 1", self.batch.unwrap_or(1) == 1),
             ("no half_life", self.half_life.is_none()),
-            ("guard = \"none\"", self.guard == Guard::None),
+            ("stage = \"observe\" or \"full\"", [Stage::Observe, Stage::Full].contains(&self.stage)),
             ("missing_propensities other than \"current\"", self.missing_propensities != MissingPropensities::Current),
         ];
         match plain.into_iter().find(|(_, holds)| self.shards > 1 && !holds) {
@@ -1466,22 +1485,31 @@ impl LearnerConfig {
         }
     }
 
-    fn check_worth(&self) -> Result<WorthSpec, BadSetting> {
+    fn check_worth(&self, models: &[ModelName]) -> Result<WorthSpec, BadSetting> {
         within("learner.evaluate_window", self.evaluate_window, 10, 1_000_000_000)?;
         within("learner.evaluate_alpha", self.evaluate_alpha, 1e-9, 0.5)?;
-        within("learner.guard_share", self.guard_share, 0.01, 1.0)?;
-        within("learner.guard_control", self.guard_control, 0.001, 1.0 - self.guard_share)?;
-        within("learner.guard_margin", self.guard_margin, 0.0, 1.0)?;
-        if self.guard != Guard::None && self.evaluate_every == 0 {
-            return Err(bad("learner.evaluate_every", 0, "must be 1 or more: learner.guard depends on the evaluation"));
+        let (every, window, alpha) = (self.evaluate_every, self.evaluate_window, self.evaluate_alpha);
+        Ok(WorthSpec { every, window, alpha, rollout: self.check_rollout(models)? })
+    }
+
+    fn check_rollout(&self, models: &[ModelName]) -> Result<RolloutSpec, BadSetting> {
+        within("learner.guard_budget", self.guard_budget, 1e-4, 0.5)?;
+        let place = |wanted: &String| models.iter().position(|name| name.as_str() == wanted.as_str());
+        let incumbent = self.incumbent.as_ref().map(|wanted| {
+            let allowed = || format!("must be one of learner.models: {}", self.models.join(", "));
+            place(wanted).ok_or_else(|| bad("learner.incumbent", format!("{wanted:?}"), allowed()))
+        });
+        let (stage, automatic) = (self.stage, self.promote == Promote::Automatic);
+        let rollout = RolloutSpec { stage, automatic, incumbent: incumbent.transpose()?, budget: self.guard_budget };
+        if automatic && !rollout.has_control() {
+            let allowed = "an automatic rollout begins in learner.stage = \"shadow\" or \"canary\": set one of them";
+            return Err(bad("learner.promote", "\"automatic\"", allowed));
         }
-        let guard = GuardSpec { share: self.guard_share, control: self.guard_control, margin: self.guard_margin };
-        Ok(WorthSpec {
-            every: self.evaluate_every,
-            window: self.evaluate_window,
-            alpha: self.evaluate_alpha,
-            guard: (self.guard == Guard::BestConstant).then_some(guard),
-        })
+        if rollout.has_control() && self.evaluate_every != 1 {
+            let allowed = "must be 1: learner.stage = \"shadow\" and \"canary\" count every example";
+            return Err(bad("learner.evaluate_every", self.evaluate_every, allowed));
+        }
+        Ok(rollout)
     }
 
     fn check_models(&self) -> Result<Vec<ModelName>, BadSetting> {
@@ -1714,7 +1742,7 @@ mod tests {
             |c| c.baseline = None,
             |c| c.half_life = Some(100.0),
             |c| c.estimator = Some(Estimator::Importance),
-            |c| c.guard = Guard::BestConstant,
+            |c| c.stage = Stage::Canary,
         ];
         for change in changes {
             let mut config = plain.clone();
@@ -1782,6 +1810,18 @@ mod tests {
             "learner.tau",
             "finds the scale itself",
         );
+        check(|c| c.guard_budget = 0.0, "learner.guard_budget", "must be 0.0001 to 0.5");
+        check(
+            |c| c.incumbent = Some("e5".to_owned()),
+            "learner.incumbent",
+            "learner.incumbent = \"e5\": must be one of learner.models: minilm, bge",
+        );
+        check(
+            |c| c.promote = Promote::Automatic,
+            "learner.promote",
+            "begins in learner.stage = \"shadow\" or \"canary\"",
+        );
+        check(|c| (c.stage, c.evaluate_every) = (Stage::Canary, 2), "learner.evaluate_every", "must be 1");
         assert!(config(|c| c.exploration_floor = nan).check().is_err());
     }
 

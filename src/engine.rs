@@ -34,6 +34,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::config::{MissingPropensities, Settings, Spec};
 use crate::dead_letters::{Bucket, Recording};
 use crate::eligible::Eligible;
+use crate::evaluate::rollout::RolloutView;
 use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
 use crate::evaluate::worth::WorthView;
 use crate::event::{Example, ModelName, Name, Preference, Query};
@@ -42,7 +43,7 @@ use crate::hpg::spectra::Eigen;
 use crate::joiner::{BadJoin, JoinCounts, JoinSpec, Joined, Joiner, Payload};
 use crate::learner::{BadState, ChargedDecision, Trainer};
 use crate::objective::ObjectiveView;
-use crate::router::Policy;
+use crate::router::{Outcomes, Policy};
 use crate::warnings::{self, Evidence, Warning};
 use crate::wire::envelope::{self, Damaged};
 use crate::wire::events::{Bad, Parser, Propensities, QueryEvent, RewardEvent};
@@ -208,6 +209,8 @@ struct Decision {
     eligible: Eligible,
     /// What it was charged of each outcome.
     charged: Vec<(String, f64)>,
+    /// Whether it was drawn by a key that several requests share.
+    is_keyed: bool,
 }
 
 /// The known part of the distribution over the space's models.
@@ -448,6 +451,8 @@ pub struct SpaceView {
     pub warnings: Vec<Warning>,
     /// Whether models were played as often as the propensities say.
     pub sample_ratio: SampleRatioView,
+    /// The stage of its rollout, and the share of the traffic that follows the policy.
+    pub rollout: RolloutView,
     /// What was charged, where more than the reward counts.
     pub objective: Option<ObjectiveView>,
 }
@@ -562,7 +567,7 @@ impl Engine {
                 let value = record.map(|record| record.map(DecisionRecord::from).seal());
                 changes.push((keys::request(name, request_id), value));
             });
-            if let Some(trainer) = space.trainer.as_ref().filter(|trainer| !space.is_blank || trainer.has_charged()) {
+            if let Some(trainer) = space.trainer.as_ref().filter(|trainer| !space.is_blank || trainer.charges() > 0) {
                 changes.push((keys::learner(name), Some(trainer.save())));
             }
             let key = if space.is_waiting() { keys::lobby(name) } else { keys::space(name) };
@@ -662,6 +667,11 @@ impl Engine {
     /// The sample-ratio test of a space, and the configuration of its learner.
     pub fn sample_ratio(&self, space: &Name) -> Option<(SampleRatio, &Spec)> {
         self.trainer(space).map(|trainer| (trainer.sample_ratio(), trainer.spec()))
+    }
+
+    /// The stage of a space's rollout, and the share of the traffic that follows the policy.
+    pub fn rollout(&self, space: &Name) -> Option<RolloutView> {
+        self.trainer(space).map(Trainer::rollout)
     }
 
     /// The policy of a space, in the routing form.
@@ -835,6 +845,11 @@ impl Engine {
         }
     }
 
+    /// Number of decisions that a space was charged for.
+    pub fn charges(&self, space: &Name) -> u64 {
+        self.trainer(space).map_or(0, Trainer::charges)
+    }
+
     /// What a space was charged; `None` if only the reward counts.
     pub fn objective(&self, space: &Name) -> Option<ObjectiveView> {
         self.trainer(space)?.objective()
@@ -864,6 +879,7 @@ impl Engine {
             worth: trainer.worth(),
             warnings: space.warnings(),
             sample_ratio: trainer.sample_ratio().view(&trainer.spec().models, trainer.spec().worth.alpha),
+            rollout: trainer.rollout(),
             objective: trainer.objective(),
         })
     }
@@ -894,8 +910,8 @@ impl Engine {
     }
 
     fn query(&mut self, event: QueryEvent, observes: bool, effects: &mut Effects) -> Result<(), Bad> {
-        let QueryEvent { request_id, space, ts_ms, query, model, propensities, policy, params_version, outcomes } =
-            event;
+        let QueryEvent { request_id, space, ts_ms, query, model, propensities, policy, .. } = event;
+        let (params_version, outcomes, is_keyed) = (event.params_version, event.outcomes, event.is_keyed);
         let retired = self.spaces.get(&space).map_or(&NONE_RETIRED, |space| &space.retired);
         let decision = decide(
             self.settings.space(&space),
@@ -910,6 +926,7 @@ impl Engine {
         let observed = observes.then_some(ts_ms);
         self.within(&space, observed, &mut effects.applied, |space, joined| match decision {
             Some(mut decision) => {
+                decision.is_keyed = is_keyed;
                 if space.joiner.opens(&request_id, ts_ms) {
                     space.charge(&mut decision, params_version, &outcomes);
                 }
@@ -1311,6 +1328,8 @@ impl Space {
         let query = Query::from_f32(&decision.query).expect("checked when it came");
         let model = usize::from(decision.model);
         let is_stated = match decision.propensities {
+            // Draws that requests share say little of how often models are drawn.
+            _ if decision.is_keyed => false,
             Known::Full(_) => true,
             Known::Chosen(_) => false,
             Known::Nothing => missing == MissingPropensities::Uniform,
@@ -1358,8 +1377,9 @@ fn restore_trainer(spec: &Spec, saved: Option<&[u8]>) -> Result<(Trainer, bool),
     let new = || Trainer::new(spec.clone());
     let Some(saved) = saved else { return Ok((new(), true)) };
     let trainer = Trainer::restore(spec.clone(), saved)?;
-    // Imported parameters come without examples.
-    let is_blank = trainer.learned() == 0 && trainer.policy() == new().policy();
+    // Imported parameters come without examples. Prices are no knowledge.
+    let scores = |trainer: &Trainer| Policy { outcomes: Outcomes::default(), ..trainer.policy() };
+    let is_blank = trainer.learned() == 0 && scores(&trainer) == scores(&new());
     Ok((trainer, is_blank))
 }
 
@@ -1399,7 +1419,7 @@ impl Decision {
 
 impl<'a> From<&'a Decision> for DecisionRecord<'a> {
     fn from(decision: &'a Decision) -> Self {
-        let Decision { query, model, propensities, policy, eligible, charged } = decision;
+        let Decision { query, model, propensities, policy, eligible, charged, is_keyed } = decision;
         let propensities = match propensities {
             Known::Full(p) => PropensitiesRecord::Full(Cow::Borrowed(p)),
             Known::Chosen(p) => PropensitiesRecord::Chosen(*p),
@@ -1407,13 +1427,14 @@ impl<'a> From<&'a Decision> for DecisionRecord<'a> {
         };
         let policy = policy.as_deref().map(Cow::Borrowed);
         let (eligible, charged) = (eligible.mask().map(Cow::Borrowed), Cow::Borrowed(&charged[..]));
-        Self { vector: Cow::Borrowed(query), model: *model, propensities, policy, eligible, charged }
+        let is_keyed = *is_keyed;
+        Self { vector: Cow::Borrowed(query), model: *model, propensities, policy, eligible, charged, is_keyed }
     }
 }
 
 impl From<DecisionRecord<'_>> for Decision {
     fn from(record: DecisionRecord<'_>) -> Self {
-        let DecisionRecord { vector, model, propensities, policy, eligible, charged } = record;
+        let DecisionRecord { vector, model, propensities, policy, eligible, charged, is_keyed } = record;
         let propensities = match propensities {
             PropensitiesRecord::Full(p) => Known::Full(p.into_owned()),
             PropensitiesRecord::Chosen(p) => Known::Chosen(p),
@@ -1427,6 +1448,7 @@ impl From<DecisionRecord<'_>> for Decision {
             // Impossible sets are found when the decision is checked against its space.
             eligible: eligible.map_or(Eligible::ALL, |mask| Eligible::of_saved(mask.into_owned())),
             charged: charged.into_owned(),
+            is_keyed,
         }
     }
 }
@@ -1491,6 +1513,7 @@ fn decide(
         policy,
         eligible,
         charged: Vec::new(),
+        is_keyed: false,
     }))
 }
 
@@ -1761,6 +1784,7 @@ mod tests {
             policy: Some(vec![0.1, 0.7, 0.2]),
             eligible: Eligible::ALL,
             charged: Vec::new(),
+            is_keyed: false,
         };
         let mut engine = engine(SMALL);
         engine.admit(&Name::default_space(), &mut Vec::new()).unwrap();

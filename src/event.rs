@@ -323,6 +323,12 @@ impl Example {
         Ok(Self { eligible, ..self })
     }
 
+    /// The same example with another reward of the chosen model, in 0..1, if it has one.
+    pub fn valued(self, value: impl FnOnce(usize, f64) -> f64) -> Self {
+        let reward = self.reward.map(|reward| value(self.model, reward).clamp(0.0, 1.0));
+        Self { reward, ..self }
+    }
+
     /// The same example with rewards of other models, each in 0..1.
     pub fn with_others(self, others: Vec<(usize, f64)>) -> Result<Self, BadExample> {
         for (i, &(model, reward)) in others.iter().enumerate() {

@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use crate::config::{Method, Spec};
 use crate::eligible::Eligible;
+use crate::evaluate::rollout::RolloutView;
 use crate::evaluate::sample_ratio::SampleRatio;
 use crate::evaluate::worth::{Floor, Outlook, Scratch, Worth, WorthView};
 use crate::event::{BadExample, BadQuery, Example, ModelName, Query};
@@ -25,7 +26,7 @@ use crate::hpg::parameter_free::ParameterFree;
 use crate::hpg::regression::HypentropyRegression;
 use crate::hpg::schedule::shrink;
 use crate::hpg::spectra::Eigen;
-use crate::objective::{Charge, Objective, ObjectiveView, Tolls, pay};
+use crate::objective::{Charge, Objective, ObjectiveView, Tolls, Utility, pay};
 use crate::policy::constant::{Fixed, Uniform};
 use crate::policy::exp3::Exp3;
 use crate::policy::linear_bandit::LinearBandit;
@@ -360,7 +361,7 @@ impl Trainer {
         Ok(scores)
     }
 
-    /// What is mixed into the core: exploration, and what the guard asks for.
+    /// What is mixed into the core: exploration, and what the stage of the rollout asks for.
     fn floor(&self) -> Floor {
         self.caught_up().worth.floor(&self.spec.worth, self.spec.exploration_floor)
     }
@@ -447,7 +448,8 @@ impl Trainer {
 
     /// Whether something else than the policy and its exploration gets most of the traffic.
     fn is_partial(&self) -> bool {
-        self.student.borrow().worth.floor(&self.spec.worth, 0.0).share > 0.5
+        // Deferred examples must not make a difference.
+        self.spec.worth.rollout.has_control() && self.caught_up().worth.floor(&self.spec.worth, 0.0).share > 0.5
     }
 
     /// What was charged, and what it does to the scores; `None` if only the reward counts.
@@ -455,9 +457,9 @@ impl Trainer {
         self.objective.view(self.caught_up().learner.steepness().unwrap_or(1.0))
     }
 
-    /// Whether its state is more than its examples: something was charged.
-    pub fn has_charged(&self) -> bool {
-        self.objective.has_charged()
+    /// Number of decisions that were charged.
+    pub fn charges(&self) -> u64 {
+        self.objective.charges()
     }
 
     /// The learning part, with no deferred examples.
@@ -512,6 +514,11 @@ impl Trainer {
     /// Estimates of the policy value; `None` without evaluated examples.
     pub fn worth(&self) -> Option<WorthView> {
         self.caught_up().worth.view(&self.spec.worth, self.spec.algorithm(), &self.spec.models)
+    }
+
+    /// The stage of its rollout, and the share of the traffic that follows the policy.
+    pub fn rollout(&self) -> RolloutView {
+        self.caught_up().worth.rollout(&self.spec.worth, &self.spec.models)
     }
 
     /// The sample-ratio test of its examples.
@@ -644,6 +651,10 @@ impl Student {
             let is_predicted = learner.predict(example.query(), &[], book.rewards.mean(), &mut rewards);
             *noted = is_predicted.then(|| (rewards, example.propensities().to_vec()));
         }
+        // Where models pay for outcomes, it is their utility that counts, scaled to 0..1.
+        let utility = Utility::new(tolls, learner.steepness().unwrap_or(1.0));
+        let valued = (!tolls.is_empty()).then(|| example.clone().valued(|model, reward| utility.of(model, reward)));
+        let example = valued.as_ref().unwrap_or(example);
         if !worth.is_next_judged(&spec.worth) {
             return worth.see(&spec.worth, example, None, scratch);
         }
@@ -663,11 +674,12 @@ impl Student {
             learner.play(book.version).turn(judged, tolls, example.eligible());
             has_predicted
         };
-        let floor = spec.exploration_floor;
+        predicted.iter_mut().enumerate().for_each(|(model, reward)| *reward = utility.of(model, *reward));
+        let exploration = spec.exploration_floor;
         let eligible = (0..models).filter(|m| example.eligible().allows(*m)).count() as f64;
-        let explored = |m: usize| if example.eligible().allows(m) { floor / eligible } else { 0.0 };
-        judged.iter_mut().enumerate().for_each(|(m, p)| *p = (1.0 - floor) * *p + explored(m));
-        let outlook = Outlook { policy: judged, predicted: has_predicted.then_some(predicted) };
+        let explored = |m: usize| if example.eligible().allows(m) { exploration / eligible } else { 0.0 };
+        judged.iter_mut().enumerate().for_each(|(m, p)| *p = (1.0 - exploration) * *p + explored(m));
+        let outlook = Outlook { policy: judged, predicted: has_predicted.then_some(predicted), exploration };
         worth.see(&spec.worth, example, Some(outlook), scratch);
     }
 

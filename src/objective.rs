@@ -66,6 +66,19 @@ pub struct Objective {
     spec: ObjectiveSpec,
     outcomes: Vec<Outcome>,
     floor: QualityFloor,
+    delay: Delay,
+}
+
+/// How old the parameters are that decide.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Delay {
+    /// Examples learned by the last charge.
+    examples: u64,
+    examples_per_charge: FadingMean,
+    /// In charges.
+    age: FadingMean,
+    /// a: the share of a violation that one request corrects.
+    pace: f64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -74,7 +87,6 @@ struct Outcome {
     price: f64,
     debt: f64,
     variance: FadingMean,
-    age: FadingMean,
     requests: u64,
     spent: f64,
     recent: FadingMean,
@@ -159,10 +171,10 @@ pub struct ObjectiveView {
 
 /// The largest share of a violation that one request corrects, and that times the age of the parameters.
 const PACE_MAX: f64 = 0.02;
-const PACE_TIMES_AGE: f64 = 0.35;
+const PACE_TIMES_AGE: f64 = 0.2;
 
 /// The least variance that a step divides by: where hardly anything is left to save, it must not leap.
-const VARIANCE_MIN: f64 = 0.02;
+const VARIANCE_MIN: f64 = 0.1;
 
 /// The most that a single request counts as a violation, in budgets: its debt counts in full.
 const VIOLATION_MAX: f64 = 5.0;
@@ -172,18 +184,23 @@ const PRICE_MAX: f64 = 1000.0;
 const DEBT_MAX: f64 = 1000.0;
 const SAVINGS_MAX: f64 = 200.0;
 
-/// What is left of observed outcomes of a model after another one.
+/// What is left of observed outcomes of a model after another one, and after a request, whichever model answered. Below the
+/// weight `FRESH` they count in part: a model that is not played is tried about every 2500 requests, lest its price changed.
 const KEEP_OBSERVED: f64 = 1.0 - 1.0 / 64.0;
-
-/// Requests in which observations fade to 1/e, whichever model answers, plus so many times the age of the parameters. Below the weight
-/// `FRESH` they count in part: a model that is not played is tried about every 2500 requests, lest its price changed.
-const UNSEEN: f64 = 1000.0;
-const UNSEEN_TIMES_AGE: f64 = 20.0;
+const KEEP_UNSEEN: f64 = 1.0 - 1.0 / 1000.0;
 const FRESH: f64 = 0.5;
+
+/// The least part that observations count. Many requests are decided before a try is observed: a model must not look cheap that
+/// was far too dear.
+const TRUSTED: f64 = 0.5;
 
 /// What is left of variances and ages, and of recent spending.
 const KEEP_VARIANCE: f64 = 1.0 - 1.0 / 256.0;
 const KEEP_RECENT: f64 = 1.0 - 1.0 / 2000.0;
+
+/// What is left of the rate of examples after a charge, and the least rate.
+const KEEP_RATE: f64 = 1.0 - 1.0 / 1000.0;
+const RATE_MIN: f64 = 1e-3;
 
 /// What is left of predicted rewards after one example, and the most that phi changes by it.
 const KEEP_QUALITY: f64 = 1.0 - 1.0 / 2000.0;
@@ -223,7 +240,7 @@ impl Objective {
         let outcome = || Outcome { observed: vec![FadingMean::default(); models.len()], ..Outcome::default() };
         let outcomes = spec.outcomes.iter().map(|_| outcome()).collect();
         let floor = QualityFloor { alone: vec![FadingMean::default(); models.len()], ..QualityFloor::default() };
-        Self { models, outcomes, floor, spec }
+        Self { models, outcomes, floor, spec, delay: Delay::default() }
     }
 
     /// Whether only the reward counts.
@@ -231,9 +248,9 @@ impl Objective {
         self.spec.is_empty()
     }
 
-    /// Whether anything was charged: a state that a snapshot must keep.
-    pub fn has_charged(&self) -> bool {
-        self.outcomes.iter().any(|outcome| outcome.requests > 0)
+    /// Number of decisions that were charged.
+    pub fn charges(&self) -> u64 {
+        self.outcomes.iter().map(|outcome| outcome.requests).max().unwrap_or_default()
     }
 
     /// Whether there is a floor on the quality.
@@ -241,34 +258,34 @@ impl Objective {
         self.spec.floor.is_some() && !self.is_empty()
     }
 
-    /// What outcome `j` of a model is expected to be: as observed, else as configured, else as little as of any other model. What was
-    /// observed long ago falls to as little as of any other model, so that the model is tried: if it seemed dear forever, a lower
-    /// price would stay unnoticed.
+    /// What outcome `j` of a model is expected to be: as observed. Where observations are missing or have faded, as configured,
+    /// else, in part, as little as of any other model. Such a model is tried: if it seemed dear forever, a lower price would stay unnoticed.
     fn expected(&self, j: usize, model: usize) -> f64 {
         let (spec, observed) = (&self.spec.outcomes[j], &self.outcomes[j].observed);
-        let configured = |m: usize| spec.models.get(&self.models[m]).copied();
-        let known = |m: usize| observed[m].mean().or_else(|| configured(m));
+        let known = |m: usize| observed[m].mean().or_else(|| spec.models.get(&self.models[m]).copied());
+        let configured = spec.models.get(&self.models[model]).copied();
         let least = || (0..self.models.len()).filter_map(known).min_by(f64::total_cmp).unwrap_or(spec.range.0);
-        let share = (observed[model].weight / FRESH).min(1.0);
+        let share = (observed[model].weight / FRESH).clamp(TRUSTED, 1.0);
         match observed[model].mean() {
             Some(mean) if share == 1.0 => mean,
-            Some(mean) => share * mean + (1.0 - share) * least(),
-            None => configured(model).unwrap_or_else(least),
+            Some(mean) => share * mean + (1.0 - share) * configured.unwrap_or_else(least),
+            None => configured.unwrap_or_else(least),
         }
     }
 
     /// Charges a decision, with the outcomes that its event carries. Returns what was charged of each outcome.
     pub fn charge(&mut self, charge: Charge, known: &BTreeMap<String, f64>) -> Vec<(String, f64)> {
         let mut charged = Vec::with_capacity(self.outcomes.len());
+        self.delay.note(&charge);
+        let pace = self.delay.pace;
         for j in 0..self.outcomes.len() {
             let name = self.spec.outcomes[j].name.clone();
-            let keep = self.outcomes[j].keep_unseen();
-            self.outcomes[j].observed.iter_mut().for_each(|mean| mean.fade(keep));
+            self.outcomes[j].observed.iter_mut().for_each(|mean| mean.fade(KEEP_UNSEEN));
             if let Some(&value) = known.get(&name) {
                 self.outcomes[j].observed[charge.model].add(value, KEEP_OBSERVED);
             }
             let amount = known.get(&name).copied().unwrap_or_else(|| self.expected(j, charge.model));
-            self.steer(j, charge, amount);
+            self.steer(j, charge, pace, amount);
             let outcome = &mut self.outcomes[j];
             outcome.requests += 1;
             outcome.spent += amount;
@@ -279,10 +296,12 @@ impl Objective {
     }
 
     /// Moves the price of an outcome after a decision that cost `amount`.
-    fn steer(&mut self, j: usize, charge: Charge, amount: f64) {
+    fn steer(&mut self, j: usize, charge: Charge, pace: f64, amount: f64) {
         let Some(budget) = self.spec.outcomes[j].budget else { return };
         // What others decide says nothing of the price.
-        let Some(age) = charge.age else { return };
+        if charge.age.is_none() {
+            return;
+        }
         let costs = |p: &[f64]| {
             let cost = |(m, p): (usize, &f64)| (*p, self.expected(j, m) / budget);
             p.iter().enumerate().filter(|(_, p)| **p > 0.0).map(cost).collect::<Vec<(f64, f64)>>()
@@ -299,10 +318,7 @@ impl Objective {
             let variance = costs.iter().map(|(p, x)| p * (x - middle) * (x - middle)).sum();
             outcome.variance.add(variance, KEEP_VARIANCE);
         }
-        let requests_per_example = (outcome.requests + 1) as f64 / (charge.examples + 1) as f64;
-        outcome.age.add(age as f64 * requests_per_example, KEEP_VARIANCE);
         outcome.owe(spent - 1.0);
-        let pace = outcome.pace();
         outcome.move_price(pace * (spent - 1.0).min(VIOLATION_MAX) + 0.25 * pace * pace * outcome.debt);
         if outcome.price == 0.0 {
             outcome.debt = outcome.debt.max(0.0);
@@ -327,7 +343,7 @@ impl Objective {
             if let Some(budget) = spec.budget.filter(|_| !is_partial) {
                 let error = (value - before) / budget;
                 outcome.owe(error);
-                outcome.move_price(outcome.pace() * error.clamp(-VIOLATION_MAX, VIOLATION_MAX));
+                outcome.move_price(self.delay.pace * error.clamp(-VIOLATION_MAX, VIOLATION_MAX));
             }
         }
     }
@@ -410,7 +426,6 @@ impl Objective {
             price: outcome.price,
             debt: outcome.debt,
             variance: outcome.variance.record(),
-            age: outcome.age.record(),
             requests: outcome.requests,
             spent: outcome.spent,
             recent: outcome.recent.record(),
@@ -422,6 +437,10 @@ impl Objective {
                 played: self.floor.played.record(),
                 alone: self.floor.alone.iter().map(|mean| mean.record()).collect(),
             },
+            examples: self.delay.examples,
+            examples_per_charge: self.delay.examples_per_charge.record(),
+            age: self.delay.age.record(),
+            pace: self.delay.pace,
         }
     }
 
@@ -435,7 +454,7 @@ impl Objective {
         };
         let mut saved = BTreeMap::new();
         for record in record.outcomes {
-            let OutcomeRecord { name, observed, price, debt, variance, age, requests, spent, recent } = record;
+            let OutcomeRecord { name, observed, price, debt, variance, requests, spent, recent } = record;
             let is_sound = (0.0..=PRICE_MAX).contains(&price)
                 && (-SAVINGS_MAX..=DEBT_MAX).contains(&debt)
                 && spent.abs() <= SUM_MAX
@@ -445,7 +464,6 @@ impl Objective {
                 price,
                 debt,
                 variance: FadingMean::from_record(variance)?,
-                age: FadingMean::from_record(age)?,
                 requests,
                 spent,
                 recent: FadingMean::from_record(recent)?,
@@ -456,6 +474,12 @@ impl Objective {
         // Older learners have none.
         let alone = if alone.is_empty() { objective.floor.alone.clone() } else { means(alone)? };
         objective.floor = QualityFloor { relief, played: FadingMean::from_record(played)?, alone };
+        objective.delay = Delay {
+            examples: record.examples,
+            examples_per_charge: FadingMean::from_record(record.examples_per_charge)?,
+            age: FadingMean::from_record(record.age)?,
+            pace: Some(record.pace).filter(|pace| (0.0..=PACE_MAX).contains(pace))?,
+        };
         for (spec, outcome) in objective.spec.outcomes.iter().zip(&mut objective.outcomes) {
             saved.remove(&spec.name).into_iter().for_each(|saved| *outcome = saved);
         }
@@ -473,18 +497,21 @@ impl Objective {
     }
 }
 
+impl Delay {
+    fn note(&mut self, charge: &Charge) {
+        // What was learned before the first charge is no rate.
+        let is_first = self.examples_per_charge.weight == 0.0;
+        let learned = if is_first { 1 } else { charge.examples.saturating_sub(self.examples) };
+        self.examples = charge.examples;
+        self.examples_per_charge.add(learned as f64, KEEP_RATE);
+        let rate = self.examples_per_charge.mean().unwrap_or(1.0).max(RATE_MIN);
+        let age = charge.age.map_or(0.0, |age| age as f64 / rate);
+        self.age.add(age, KEEP_VARIANCE);
+        self.pace = PACE_MAX.min(PACE_TIMES_AGE / (1.0 + age.max(self.age.mean().unwrap_or(0.0))));
+    }
+}
+
 impl Outcome {
-    /// What is left of observations after a request. With old parameters a model that is tried is tried often before anyone knows
-    /// what it cost, so that it is tried more rarely.
-    fn keep_unseen(&self) -> f64 {
-        1.0 - 1.0 / (UNSEEN + UNSEEN_TIMES_AGE * self.age.mean().unwrap_or(0.0))
-    }
-
-    /// a: the share of a violation that one request corrects.
-    fn pace(&self) -> f64 {
-        PACE_MAX.min(PACE_TIMES_AGE / (1.0 + self.age.mean().unwrap_or(0.0)))
-    }
-
     /// Moves the price so that spending falls by so many budgets.
     fn move_price(&mut self, budgets: f64) {
         let variance = self.variance.mean().unwrap_or(1.0).max(VARIANCE_MIN);
@@ -507,6 +534,32 @@ impl Tolls {
         let models = self.budgets.len().max(self.weights.len());
         let of = |tolls: &[f64], m: usize| tolls.get(m).copied().unwrap_or(0.0);
         (0..models).map(|m| of(&self.budgets, m) + steepness * of(&self.weights, m)).collect()
+    }
+}
+
+/// What rewards are worth after tolls, scaled to 0..1.
+#[derive(Debug, Clone, Copy)]
+pub struct Utility<'a> {
+    /// In units of the score.
+    tolls: &'a [f64],
+    steepness: f64,
+    most: f64,
+    spread: f64,
+}
+
+impl<'a> Utility<'a> {
+    /// For these tolls, in units of scores of this steepness; empty if no model pays.
+    pub fn new(tolls: &'a [f64], steepness: f64) -> Self {
+        let most = tolls.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let least = tolls.iter().copied().fold(f64::INFINITY, f64::min);
+        let spread = if tolls.is_empty() { 0.0 } else { (most - least) / steepness };
+        Self { tolls, steepness, most, spread }
+    }
+
+    /// (reward - toll, less that of the most expensive model) / (1 + the spread of the tolls)
+    pub fn of(&self, model: usize, reward: f64) -> f64 {
+        let saved = self.tolls.get(model).map_or(0.0, |toll| (self.most - toll) / self.steepness);
+        (reward + saved) / (1.0 + self.spread)
     }
 }
 
@@ -535,10 +588,9 @@ mod tests {
     /// Plays softmax of `quality` less tolls, with parameters of a given age; what each request cost.
     fn play(objective: &mut Objective, quality: [f64; 3], requests: usize, age: usize, prices: [f64; 3]) -> Vec<f64> {
         let mut random = ChaCha8Rng::seed_from_u64(11);
-        let requests_before = objective.outcomes[0].requests;
         let mut published = std::collections::VecDeque::from([objective.tolls()]);
         let mut spent = Vec::new();
-        for i in 0..requests {
+        for _ in 0..requests {
             let mut p = quality;
             pay(&mut p, &published[0].in_scores(1.0));
             Sampling::Softmax.turn(&mut p);
@@ -549,7 +601,7 @@ mod tests {
                 played: Some(&p),
                 policy: None,
                 age: Some(published.len() as u64 - 1),
-                examples: requests_before + i as u64,
+                examples: objective.charges(),
                 is_partial: false,
             };
             let known = BTreeMap::from([("cost".to_owned(), prices[model])]);
@@ -567,12 +619,13 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_holds_over_every_stretch_whatever_the_delay() {
-        for age in [0, 200, 1000] {
+    fn a_budget_holds_over_every_stretch() {
+        // What is left is the chance of the draws before a correction takes effect.
+        for (age, most) in [(0, 0.005), (50, 0.01), (200, 0.02), (1000, 0.05)] {
             let mut objective = Objective::new(spec(Some(1.0), 0.0, None), models());
             let spent = play(&mut objective, [0.0, 1.0, 3.0], 40_000, age, [0.1, 1.0, 4.0]);
             let worst = spent[5000..].windows(10_000).step_by(100).map(|w| (mean(w) - 1.0).abs()).fold(0.0, f64::max);
-            assert!(worst < 0.01, "{age}: {worst}");
+            assert!(worst < most, "{age}: {worst}");
         }
     }
 
@@ -612,6 +665,16 @@ mod tests {
         outcomes.charge(&mut scores);
         let expected = [0.5, 5.0, 20.0];
         assert!(scores.iter().zip(expected).all(|(a, b)| (a + b).abs() < 1e-6), "{scores:?}");
+    }
+
+    #[test]
+    fn utilities_are_rewards_less_tolls_on_a_scale_of_0_to_1() {
+        let none = Utility::new(&[], 5.0);
+        assert_eq!((none.of(0, 0.25), none.of(7, 1.0)), (0.25, 1.0));
+        let utility = Utility::new(&[0.0, 5.0, 10.0], 10.0);
+        assert_eq!((utility.of(0, 1.0), utility.of(2, 0.0)), (1.0, 0.0));
+        let difference = utility.of(1, 0.7) - utility.of(0, 0.7);
+        assert!((difference + 0.5 / 2.0).abs() < 1e-12, "half a reward, on a scale twice as long");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use anyhow::{Context, anyhow};
 use crate::config::{Settings, SnapshotConfig, StoreKind};
 use crate::eligible::Eligible;
 use crate::event::{Name, Query};
+use crate::feedback::Feedback;
 use crate::hpg::spectra::Eigen;
 use crate::learner::Decision;
 use crate::router::{Compiled, DrawKey, Router};
@@ -129,7 +130,8 @@ impl Stack for ClosedLoop {
     fn reward(&mut self, round: u64, now: u64, reward: f64) -> anyhow::Result<()> {
         // Before the query of its round, which begins then.
         let ts_ms = (now * ROUND_MS - 1) as i64;
-        self.rewards.write_all(&reward_line(&request_id(round), &self.space, ts_ms, reward, None))?;
+        let feedback = Feedback::reward(reward);
+        self.rewards.write_all(&reward_line(&request_id(round), &self.space, ts_ms, &feedback, None))?;
         Ok(())
     }
 

@@ -41,7 +41,7 @@ fn contestant(text: &str, base: &LearnerConfig) -> anyhow::Result<Contestant> {
         keys.insert(key.to_owned(), value);
     }
     let mut spec = learner.with_keys("learner", &keys)?.check()?;
-    if spec.worth.guard.is_none() {
+    if !spec.worth.rollout.has_control() {
         // The comparison evaluates them itself.
         spec.worth.every = 0;
     }

@@ -10,7 +10,7 @@ use crate::config::{Config, Settings};
 use crate::engine::Totals;
 use crate::http::{learner, raise_descriptor_limit};
 use crate::runner::follow::Outcome;
-use crate::serve::{Learning, Options, Signals, listen};
+use crate::serve::{Learning, Load, Options, Reload, Signals, listen};
 use crate::telemetry::Status;
 
 /// Run the daemon: learn from live events, take snapshots, publish parameters
@@ -22,6 +22,9 @@ use crate::telemetry::Status;
 ///
 /// http.listen serves /live, /ready, /metrics, /v1/status and a status page at / (empty = no HTTP). On SIGTERM or SIGINT the
 /// daemon takes a last snapshot, publishes, and exits with 0. A crash or kill -9 at any time is safe.
+///
+/// On SIGHUP or POST /v1/reload it reads its configuration again and applies what has changed: models come and go, and so do
+/// budgets, without a restart. A change that needs one is refused as a whole, and named.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -48,7 +51,7 @@ Exit codes: 0 stopped by a signal or --once, 1 failed while running (also: with 
 rejected), 2 invalid usage or configuration.";
 
 /// Runs the command.
-pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+pub fn run(args: &Args, config: &Config, load: Load) -> Result<(), Failure> {
     let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
     if !args.once {
         config.http.check_listen().map_err(|e| Failure::Usage(e.into()))?;
@@ -60,7 +63,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
         .build()
         .context("cannot start the async runtime")?;
     let status = Arc::new(Status::default());
-    let outcome = runtime.block_on(serve(args, config, settings, status.clone()))?;
+    let outcome = runtime.block_on(serve(args, config, settings, status.clone(), load))?;
     let Some(outcome) = outcome.filter(|_| args.once) else { return Ok(()) };
     if args.json {
         outln!("{}", summary::json(&outcome.engines, outcome.out_of_order))?;
@@ -82,6 +85,7 @@ async fn serve(
     config: &Config,
     settings: Settings,
     status: Arc<Status>,
+    load: Load,
 ) -> anyhow::Result<Option<Outcome>> {
     let mut signals = Signals::catch()?;
     let server = match args.once || config.http.listen.is_empty() {
@@ -90,9 +94,14 @@ async fn serve(
     };
     let options = Options { once: args.once, accept_gap: args.accept_gap };
     let mut learning = Learning::start(config, &settings, options, status.clone())?;
+    let reload = Reload::new(config, load);
+    if !args.once {
+        reload.add(learning.reconfigure());
+        reload.on_hangup()?;
+    }
     if let Some(server) = server {
         tracing::info!(listen = server.url(), "HTTP server started");
-        tokio::spawn(learner::serve(server, status, learning.store.clone(), std::future::pending()));
+        tokio::spawn(learner::serve(server, status, learning.store.clone(), reload, std::future::pending()));
     }
     loop {
         tokio::select! {

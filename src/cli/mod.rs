@@ -21,6 +21,7 @@ mod init;
 mod learn;
 mod logging;
 mod logs;
+mod models;
 mod output;
 mod outputs;
 mod panel;
@@ -104,6 +105,7 @@ enum Command {
     Up(up::Args),
     Learn(learn::Args),
     Route(route::Args),
+    Models(models::Args),
     Simulate(Box<simulate::Args>),
     Replay(replay::Args),
     Compare(Box<compare::Args>),
@@ -156,6 +158,7 @@ impl Cli {
             Command::Init(_) | Command::Completions(_) | Command::Man(_) => Default::default(),
             _ => settings::load(self.common.file(), &self.common.set, variables()?)?,
         };
+        let load = settings::loader(self.common.file(), &self.common.set);
         logging::start(&config.log);
         fatal::make_panics_fatal();
         // Manual pages and completions are readable by all users.
@@ -166,9 +169,10 @@ impl Cli {
             Command::Demo(args) => demo::run(&args, &config),
             Command::Init(args) => init::run(&args),
             Command::Doctor(args) => doctor::run(&args, &config),
-            Command::Up(args) => up::run(&args, &config),
-            Command::Learn(args) => learn::run(&args, &config),
-            Command::Route(args) => route::run(&args, &config),
+            Command::Up(args) => up::run(&args, &config, load),
+            Command::Learn(args) => learn::run(&args, &config, load),
+            Command::Route(args) => route::run(&args, &config, load),
+            Command::Models(args) => models::run(&args, &config),
             Command::Simulate(args) => simulate::run(&args, &config),
             Command::Replay(args) => replay::run(&args, &config),
             Command::Compare(args) => compare::run(&args, &config),

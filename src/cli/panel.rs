@@ -98,7 +98,7 @@ impl Panel {
             eligible: example.eligible(),
         };
         let played: Vec<&[f64]> = played.iter().map(Vec::as_slice).collect();
-        self.judge.see(&event, &played, None);
+        self.judge.see(&event, &played);
         if self.curve.is_due(self.judge.events()) {
             let lifts = self.assessments(alpha).map_or_else(Vec::new, |assessed| {
                 assessed

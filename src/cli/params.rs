@@ -10,11 +10,13 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Failure;
+use super::logging::escape;
 use super::output::{out, outln, width};
 use crate::config::{Config, EventsSpec};
+use crate::eligible::Eligible;
 use crate::event::{ModelName, Name, Query};
 use crate::report::{Column, Table};
-use crate::router::{Params, Sampling, ScoreForm, uniform};
+use crate::router::{Outcomes, Params, Restriction, Sampling, ScoreForm, uniform};
 use crate::transport::kafka::cluster::Cluster;
 use crate::transport::kafka::params;
 use crate::wire::events::{Bad, vector};
@@ -48,7 +50,8 @@ enum Command {
 /// store).
 ///
 /// A model scores a normalised query q by bias + linear . q + q'Wq, and a correction if q is one of the head queries: frequent
-/// queries whose scores the parameters correct one by one. The table shows of W the rank (number of nonzero
+/// queries whose scores the parameters correct one by one. What its expected outcomes cost, such as latency or money, is
+/// subtracted, at the price of each. The table shows of W the rank (number of nonzero
 /// eigenvalues), the largest and smallest eigenvalue (together with 0 they bound q'Wq), and the nuclear norm (the sum of
 /// their absolute values).
 #[derive(Debug, clap::Args)]
@@ -83,7 +86,8 @@ const SHOW_EXAMPLES: &str = "Examples:
 ///
 /// The output has `scores` and `propensities` by model, and `policy`, the distribution before the exploration floor was
 /// mixed in, if it differs. `head_corrections` is present if the query is one of the head queries: what they add to each
-/// score.
+/// score. `charges` is present if outcomes have prices: what they take from each score. With --models the distribution is
+/// that among these models.
 #[derive(Debug, clap::Args)]
 #[command(after_help = SCORE_EXAMPLES)]
 struct Score {
@@ -93,11 +97,15 @@ struct Score {
     /// Query file (JSON); - = standard input
     #[arg(long, value_name = "FILE")]
     query: PathBuf,
+    /// Models that may answer, separated by commas [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    models: Option<Vec<String>>,
 }
 
 const SCORE_EXAMPLES: &str = "Examples:
   echo '[0.12, -0.03]' | pointsman params score --params default.safetensors --query -
   head -n 1 queries.jsonl | pointsman params score --params default.safetensors --query -
+  echo '[0.12, -0.03]' | pointsman params score --params default.safetensors --query - --models bge,minilm
 
 The second command shows how these parameters route the first query of a log. Example output:
   {\"space\":\"default\",\"params_version\":12,
@@ -157,7 +165,10 @@ fn score(args: &Score, events: &EventsSpec) -> anyhow::Result<()> {
     };
     let bytes = read_query(&args.query, events).with_context(|| format!("cannot read {source}"))?;
     let components = components(&bytes, events).with_context(|| format!("{source} contains no valid query"))?;
-    let scored = Scored::new(&params, &components).with_context(|| {
+    let restriction = Restriction { models: args.models.clone(), exclude: Vec::new() };
+    let eligible = restriction.allowed(&params.models, |_| false).context("--models")?;
+    let eligible = Eligible::only(eligible).context("--models: name at least one model")?;
+    let scored = Scored::new(&params, &components, &eligible).with_context(|| {
         format!("{source} does not match the parameters of space {} in {}", params.space, args.params.display())
     })?;
     outln!("{}", serde_json::to_string(&scored).context("cannot print the scores")?)?;
@@ -209,24 +220,34 @@ struct Scored<'a> {
     /// Only for a head query.
     #[serde(skip_serializing_if = "Option::is_none")]
     head_corrections: Option<BTreeMap<&'a ModelName, f64>>,
+    /// Only where outcomes have prices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    charges: Option<BTreeMap<&'a ModelName, f64>>,
 }
 
 impl<'a> Scored<'a> {
-    fn new(params: &'a Params, components: &[f32]) -> anyhow::Result<Self> {
+    fn new(params: &'a Params, components: &[f32], eligible: &Eligible) -> anyhow::Result<Self> {
         let query = Query::from_f32(components)?;
         let scores = params.scores(&query)?;
-        let distribution = params.distribution(&query)?;
+        let distribution = params.distribution_among(&query, eligible)?;
         let by_model = |values: &[f64]| params.models.iter().zip(values.iter().copied()).collect();
+        let among = |values: &[f64]| {
+            let values = params.models.iter().zip(values.iter().copied()).enumerate();
+            values.filter(|(m, _)| eligible.allows(*m)).map(|(_, of)| of).collect()
+        };
+        let outcomes = &params.policy.outcomes;
+        let charges: Vec<f64> = (0..params.models.len()).map(|m| outcomes.charge_of(m)).collect();
         let differs = distribution.policy != distribution.propensities;
         Ok(Self {
             space: &params.space,
             params_version: params.version,
             scores: by_model(&scores),
-            propensities: by_model(&distribution.propensities),
-            policy: differs.then(|| by_model(&distribution.policy)),
+            propensities: among(&distribution.propensities),
+            policy: differs.then(|| among(&distribution.policy)),
             head_corrections: params
                 .head(&query)
                 .map(|row| params.models.iter().zip(row.iter().map(|&x| x.into())).collect()),
+            charges: (!outcomes.is_empty()).then(|| by_model(&charges)),
         })
     }
 }
@@ -250,6 +271,9 @@ struct Shown {
     created: String,
     dim: usize,
     head_queries: usize,
+    /// Prices of the outcomes; only where there are some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lambda: Option<BTreeMap<String, f64>>,
     models: Vec<ShownModel>,
 }
 
@@ -262,6 +286,9 @@ struct ShownModel {
     nuclear_norm: f64,
     linear: bool,
     bias: f64,
+    /// Expected outcomes; only where there are some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcomes: Option<BTreeMap<String, f64>>,
 }
 
 impl Shown {
@@ -275,6 +302,7 @@ impl Shown {
         // Tolerates rounding by other writers.
         let is_uniform = floor.iter().zip(uniform(floor.len())).all(|(p, u)| (p - u).abs() < 1e-9);
         let by_model = || params.models.iter().cloned().zip(floor.iter().copied()).collect();
+        let (models, outcomes) = (params.models.iter().zip(&policy.scores).enumerate(), &policy.outcomes);
         Self {
             space: params.space.clone(),
             epoch: params.epoch,
@@ -289,7 +317,8 @@ impl Shown {
             created: utc(params.created_ms),
             dim: params.dim,
             head_queries: policy.head.len(),
-            models: params.models.iter().zip(&policy.scores).map(|(name, form)| ShownModel::new(name, form)).collect(),
+            lambda: (!outcomes.is_empty()).then(|| by_name(outcomes.names(), outcomes.prices().iter().copied())),
+            models: models.map(|(m, (name, form))| ShownModel::new(name, form, outcomes, m)).collect(),
         }
     }
 
@@ -299,7 +328,7 @@ impl Shown {
             Some(_) => format!("{}, distributed as below", self.floor),
             None => format!("{}, uniform", self.floor),
         };
-        let facts = [
+        let mut facts = vec![
             ("space", self.space.to_string()),
             ("epoch", self.epoch.to_string()),
             ("version", self.version.to_string()),
@@ -311,6 +340,10 @@ impl Shown {
             ("dimension", self.dim.to_string()),
             ("head queries", self.head_queries.to_string()),
         ];
+        if let Some(prices) = &self.lambda {
+            let price = |(name, price): (&String, &f64)| format!("{} at {}", escape(name), figure(*price));
+            facts.push(("outcomes", prices.iter().map(price).collect::<Vec<_>>().join(", ")));
+        }
         Table {
             columns: vec![Column::left("parameters"), Column::left(source)],
             rows: facts.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect(),
@@ -323,6 +356,7 @@ impl Shown {
         let mut columns = vec![Column::left("model")];
         columns.extend(titles.map(Column::right));
         columns.extend(self.floor_distribution.iter().map(|_| Column::right("floor share")));
+        columns.extend(self.lambda.iter().flatten().map(|(name, _)| Column::right(escape(name))));
         let row = |model: &ShownModel| {
             let mut row = vec![
                 model.name.to_string(),
@@ -334,6 +368,7 @@ impl Shown {
                 figure(model.bias),
             ];
             row.extend(self.floor_distribution.iter().map(|shares| figure(shares[&model.name])));
+            row.extend(model.outcomes.iter().flatten().map(|(_, expected)| figure(*expected)));
             row
         };
         Table { columns, rows: self.models.iter().map(row).collect(), note: None }
@@ -341,7 +376,8 @@ impl Shown {
 }
 
 impl ShownModel {
-    fn new(name: &ModelName, form: &ScoreForm) -> Self {
+    fn new(name: &ModelName, form: &ScoreForm, outcomes: &Outcomes, model: usize) -> Self {
+        let expected = || outcomes.expected(model).iter().copied().map(f64::from);
         let eigenvalues = || form.eigenvalues.iter().copied().map(f64::from);
         Self {
             name: name.clone(),
@@ -351,8 +387,13 @@ impl ShownModel {
             nuclear_norm: eigenvalues().map(f64::abs).sum(),
             linear: form.linear.iter().any(|&x| x != 0.0),
             bias: f64::from(form.bias),
+            outcomes: (!outcomes.is_empty()).then(|| by_name(outcomes.names(), expected())),
         }
     }
+}
+
+fn by_name(names: &[String], values: impl Iterator<Item = f64>) -> BTreeMap<String, f64> {
+    names.iter().cloned().zip(values).collect()
 }
 
 /// Formats a number for a table: four decimals, or scientific notation for very small and very large ones.

@@ -14,6 +14,7 @@ use toml::{Spanned, Table, Value};
 
 use super::Failure;
 use crate::config::{BadSetting, Config, mistakes};
+use crate::serve::Load;
 
 /// Prefix of our environment variables.
 pub const PREFIX: &str = "POINTSMAN__";
@@ -28,6 +29,21 @@ pub fn load(
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<(Config, Sources), Failure> {
     collect(file, overrides, environment).map_err(Failure::Usage)
+}
+
+/// Reads the configuration again, from the same sources: for a process that runs.
+pub fn loader(file: Option<&Path>, overrides: &[String]) -> Load {
+    let (file, overrides) = (file.map(Path::to_owned), overrides.to_vec());
+    Box::new(move || {
+        let reread = || {
+            let (config, sources) = load(file.as_deref(), &overrides, super::variables()?)?;
+            let checked = config.check().map_err(|e| sources.locate(&config, Failure::Usage(e.into())));
+            checked.map(|settings| (config, settings))
+        };
+        reread().map_err(|failure| match failure {
+            Failure::Usage(error) | Failure::Run(error) => error,
+        })
+    })
 }
 
 fn collect(
@@ -144,10 +160,11 @@ fn position_within(value: &Spanned<DeValue<'_>>, rest: &str) -> Option<usize> {
 pub fn known_keys() -> Vec<String> {
     let mut text = String::new();
     for line in include_str!("../../config/default.toml").lines() {
-        // Optional keys are there as comments.
+        // Optional keys and sections are there as comments.
         let optional = line.strip_prefix("# ").filter(|text| {
             let key = text.split_once(" = ").map_or("", |(key, _)| key);
-            !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+            let is_section = text.starts_with('[') && text.ends_with(']') && !text.contains(' ');
+            is_section || !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
         });
         text += optional.unwrap_or(line);
         text.push('\n');

@@ -13,7 +13,7 @@ use crate::config::{Config, LogsConfig, Settings, TransportKind};
 use crate::event::Name;
 use crate::http::raise_descriptor_limit;
 use crate::router::{DrawKey, Router};
-use crate::serve::{Learning, Options, Routing, Signals, listen};
+use crate::serve::{Learning, Load, Options, Reload, Routing, Signals, listen};
 use crate::simulate::log_quadratic::{LogQuadratic, LogQuadraticSpec};
 use crate::simulate::queries::Shape;
 use crate::simulate::traffic::{Traffic, TrafficSpec};
@@ -29,7 +29,7 @@ use crate::telemetry::Status;
 /// http.listen serves the endpoints of both: /v1/route, /v1/rewards, /v1/explain, /openapi.json, /live, /ready (ready when
 /// both are), /metrics (of both), /v1/status (an object with `learner` and `router`) and the page at /. On SIGTERM or SIGINT
 /// it finishes open requests, writes their events, takes a last snapshot, publishes, and exits with 0. After a crash or
-/// kill -9 it resumes from the last snapshot.
+/// kill -9 it resumes from the last snapshot. On SIGHUP or POST /v1/reload it reads its configuration again, as `learn` does.
 ///
 /// To start from history, learn it first: `pointsman replay --store DIR --keep-open`, with the DIR of store.dir.
 ///
@@ -67,7 +67,7 @@ const DEMO_DELAY_MS: f64 = 100.0;
 const DEMO_SEED: u64 = 1;
 
 /// Runs the command.
-pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+pub fn run(args: &Args, config: &Config, load: Load) -> Result<(), Failure> {
     let (config, _temporary) = if args.demo { of_demo(config)? } else { (config.clone(), None) };
     let settings = config.check().map_err(|e| Failure::Usage(e.into()))?;
     config.http.check_listen().map_err(|e| Failure::Usage(e.into()))?;
@@ -79,7 +79,7 @@ pub fn run(args: &Args, config: &Config) -> Result<(), Failure> {
     let key = DrawKey::new(config.router.key.0.as_bytes()).map_err(|e| Failure::Usage(e.into()))?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the async runtime")?;
-    Ok(runtime.block_on(serve(args, &config, &settings, Router::new(key)))?)
+    Ok(runtime.block_on(serve(args, &config, &settings, Router::new(key), load))?)
 }
 
 /// The configuration of the demo: what is not configured is small or temporary.
@@ -112,7 +112,7 @@ fn of_demo(config: &Config) -> Result<(Config, Option<TempDir>), Failure> {
 }
 
 /// Runs learner and router until a signal arrives or one of them fails.
-async fn serve(args: &Args, config: &Config, settings: &Settings, router: Router) -> anyhow::Result<()> {
+async fn serve(args: &Args, config: &Config, settings: &Settings, router: Router, load: Load) -> anyhow::Result<()> {
     let mut signals = Signals::catch()?;
     let status = Arc::new(Status::default());
     let server = listen(&config.http, status.http(), "a free address").await?;
@@ -121,9 +121,17 @@ async fn serve(args: &Args, config: &Config, settings: &Settings, router: Router
     let routing = Routing::start(config, settings, router, true, server)?;
     let options = Options { once: false, accept_gap: args.accept_gap };
     let mut learning = Learning::start(config, settings, options, status)?;
+    let is_demo = args.demo;
+    let load: Load = Box::new(move || match is_demo {
+        true => Err(anyhow!("up --demo has a configuration of its own: start it again")),
+        false => load(),
+    });
+    let reload = Reload::new(config, load);
+    reload.add(learning.reconfigure());
+    reload.on_hangup()?;
     let (stop, stopped) = oneshot::channel();
     let both = (learning.status.clone(), learning.store.clone());
-    let mut serving = tokio::spawn(routing.serve(Some(both), async { _ = stopped.await }));
+    let mut serving = tokio::spawn(routing.serve(Some(both), reload, async { _ = stopped.await }));
     tracing::info!("page: {url}/  try: {}", example(&url, config, settings));
     if let Some(hint) = hint {
         tracing::info!("{hint}");

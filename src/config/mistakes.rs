@@ -48,11 +48,27 @@ pub fn is_unknown_key(problem: &str) -> bool {
 fn unknown_key(key: &str, field: &str, known: &[&str]) -> String {
     let section = key.strip_suffix(field).unwrap_or(key).trim_start_matches('.');
     let section = if section.is_empty() || section.ends_with('.') { section.to_owned() } else { format!("{section}.") };
+    if let Some((_, remedy)) =
+        REPLACED.iter().find(|(old, _)| format!("{section}{field}").ends_with(&format!(".{old}")))
+    {
+        return format!("{section}{field} does not exist any more: {remedy}");
+    }
     match nearest(field, known) {
         Some(nearest) => format!("unknown key {section}{field}: did you mean {section}{nearest}?"),
         None => format!("unknown key {section}{field}: the keys here are {}", known.join(", ")),
     }
 }
+
+/// Keys of `[learner]` and of a space that were replaced, and what to write instead.
+const REPLACED: [(&str, &str); 4] = [
+    (
+        "guard",
+        "for \"best-constant\" set stage = \"canary\" and, if you serve one model today, incumbent to its name; for \"none\" remove it",
+    ),
+    ("guard_share", "guard_budget says how much may be lost, and the share of the traffic follows from it: remove it"),
+    ("guard_control", "5% of the traffic stay with the incumbent: remove it"),
+    ("guard_margin", "the policy has to earn as much as the incumbent less guard_budget: remove it"),
+];
 
 /// The known name that is most like a misspelt one, if one is.
 fn nearest<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
@@ -138,6 +154,12 @@ mod tests {
                 "learner.tua",
                 "unknown field `tua`, expected one of `eta`, `tau`",
                 "unknown key learner.tua: did you mean learner.tau?",
+            ),
+            (
+                "spaces.shop.guard_margin",
+                "unknown field `guard_margin`, expected `guard_budget` or `tau`",
+                "spaces.shop.guard_margin does not exist any more: the policy has to earn as much as the incumbent less \
+                 guard_budget: remove it",
             ),
             (
                 "learner",

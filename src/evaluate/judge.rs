@@ -9,7 +9,6 @@
 //! doubly robust          mean of  sum_j pi_j f_j + w (r - f_m)
 //! value                  bound of x with a = pi
 //! lift over model b      bound of x with a_j = pi_j - [j = b]
-//! lift over incumbents   the same, with a b of its own for every event, known before r
 //! x = c + y              c = sum_j a_j g_j      y = a_m / p_m (r - g_m)
 //!                        g_j = min(f_j, B p_j / a_j) if a_j > 0,  max(f_j, 1 - B p_j / |a_j|) if a_j < 0
 //! ```
@@ -65,8 +64,6 @@ pub struct Estimate {
     value: [ConfidenceSequence; 2],
     /// Per model, of the lift over always playing it and of minus the lift.
     lifts: Vec<[ConfidenceSequence; 2]>,
-    /// Of the lift over the incumbent of each event that had one.
-    over_incumbent: ConfidenceSequence,
 }
 
 /// A confidence range, valid at all times simultaneously with probability 1 - `alpha`.
@@ -146,15 +143,7 @@ impl Estimate {
 
     /// Adds an event to these sums and to those of the newest block. The policy plays the drawn model with probability
     /// `played`; `policy` is its distribution, or empty if it is not compared with the models.
-    fn add(
-        &mut self,
-        newest: &mut Self,
-        event: &Logged,
-        played: f64,
-        expected: Expected,
-        policy: &[f64],
-        incumbent: Option<usize>,
-    ) {
+    fn add(&mut self, newest: &mut Self, event: &Logged, played: f64, expected: Expected, policy: &[f64]) {
         let &Logged { propensities, model, reward, predicted, eligible } = event;
         let weight = (played / propensities[model]).min(WEIGHT_MAX);
         let robust = expected.plain + weight * (reward - predicted[model]);
@@ -174,10 +163,6 @@ impl Estimate {
             let below = expected.high - pi * event.high(b, pi) - rest * low;
             let errors = if b == model { [event.error(rest, high, -1.0), event.error(rest, low, 1.0)] } else { errors };
             add_pair(all, block, [above, -below], errors);
-            if incumbent == Some(b) {
-                self.over_incumbent.add(above, errors[0]);
-                newest.over_incumbent.add(above, errors[0]);
-            }
         }
     }
 
@@ -245,17 +230,11 @@ impl Estimate {
         Range::between(low, -high, [-1.0, 1.0])
     }
 
-    /// Estimate of the lift over always playing one model, the mean of doubly robust paired differences, and its standard
-    /// deviation for a single look.
-    pub fn lift_estimate(&self, model: usize) -> (f64, f64) {
+    /// Estimate of the lift over always playing one model: the mean of doubly robust paired differences.
+    pub fn lift_estimate(&self, model: usize) -> f64 {
         // Both are unbiased. They differ only where predictions were moved.
         let [above, below] = &self.lifts[model];
-        (0.5 * (above.mean() - below.mean()), above.deviation())
-    }
-
-    /// Estimate of the lift over the incumbents, and its standard deviation for a single look.
-    pub fn lift_over_incumbents(&self) -> (f64, f64) {
-        (self.over_incumbent.mean(), self.over_incumbent.deviation())
+        0.5 * (above.mean() - below.mean())
     }
 
     fn record(&self) -> EstimateRecord {
@@ -266,7 +245,6 @@ impl Estimate {
             robust_square: self.robust_square,
             value: pair(&self.value),
             lifts: self.lifts.iter().map(pair).collect(),
-            over_incumbent: self.over_incumbent.record(),
         }
     }
 
@@ -281,7 +259,6 @@ impl Estimate {
             robust_square: record.robust_square,
             value: pair(&record.value)?,
             lifts: record.lifts.iter().map(pair).collect::<Option<_>>()?,
-            over_incumbent: ConfidenceSequence::from_record(&record.over_incumbent)?,
         };
         let is_sound =
             estimate.lifts.len() == compared && estimate.robust.is_finite() && estimate.robust_square.is_finite();
@@ -312,7 +289,6 @@ impl AddAssign<&Self> for Estimate {
         self.weights += other.weights;
         self.robust += other.robust;
         self.robust_square += other.robust_square;
-        self.over_incumbent += other.over_incumbent;
         let pairs = self.lifts.iter_mut().zip(&other.lifts).chain([(&mut self.value, &other.value)]);
         for (pair, other) in pairs {
             pair.iter_mut().zip(other).for_each(|(one, other)| *one += *other);
@@ -348,9 +324,8 @@ impl Judge {
         Self { models, events: 0, all, block, blocks: VecDeque::new(), dropped: 0 }
     }
 
-    /// Adds an event. `played` holds the distribution of each policy, `incumbent` the model that they are to beat; both are
-    /// from before the reward was known.
-    pub fn see(&mut self, event: &Logged, played: &[&[f64]], incumbent: Option<usize>) {
+    /// Adds an event. `played` holds the distribution of each policy, from before the reward was known.
+    pub fn see(&mut self, event: &Logged, played: &[&[f64]]) {
         if self.events.is_multiple_of(self.block) {
             if self.blocks.len() as u64 == BLOCKS {
                 self.blocks.pop_front();
@@ -365,13 +340,13 @@ impl Judge {
         for ((all, newest), policy) in policies.iter_mut().zip(newest_policies).zip(played) {
             let mut expected = Expected::default();
             policy.iter().enumerate().for_each(|(j, pi)| expected.add(event, j, *pi));
-            all.add(newest, event, policy[event.model], expected, policy, incumbent);
+            all.add(newest, event, policy[event.model], expected, policy);
         }
         let alone = alone.iter_mut().zip(newest_alone).enumerate();
         for (b, (all, newest)) in alone.filter(|(b, _)| event.eligible.allows(*b)) {
             let mut expected = Expected::default();
             expected.add(event, b, 1.0);
-            all.add(newest, event, f64::from(u8::from(b == event.model)), expected, &[], None);
+            all.add(newest, event, f64::from(u8::from(b == event.model)), expected, &[]);
         }
     }
 
@@ -401,14 +376,13 @@ impl Judge {
         window_alpha(alpha, self.dropped + 1)
     }
 
-    /// Whether a policy has a lift above `margin` over the incumbents of their time, with error probability `alpha` for all
-    /// looks together. Every window that ends now may tell: the oldest one has seen the most, a newer one forgets how the
-    /// policy began.
-    pub fn is_incumbent_beaten(&self, policy: usize, margin: f64, alpha: f64) -> bool {
+    /// Whether a policy has a lift over always playing one model, with error probability `alpha` for all looks together. Every
+    /// window that ends now may tell: the oldest one has seen the most, a newer one forgets how the policy began.
+    pub fn beats(&self, policy: usize, model: usize, alpha: f64) -> bool {
         let mut sums = ConfidenceSequence::default();
         (0..self.blocks.len()).rev().any(|start| {
-            sums += self.blocks[start][policy].over_incumbent;
-            sums.lower(window_alpha(alpha, self.dropped + start as u64 + 1)) > margin
+            sums += self.blocks[start][policy].lifts[model][0];
+            sums.lower(window_alpha(alpha, self.dropped + start as u64 + 1)) > 0.0
         })
     }
 
@@ -508,7 +482,7 @@ mod tests {
             let wrong = [[0.0, 1.0], [1.0, 0.0]][kind];
             let event =
                 Logged { propensities: &logged, model, reward, predicted: &[0.5, 0.4], eligible: &Eligible::ALL };
-            judge.see(&event, &[&right, &wrong, &logged], None);
+            judge.see(&event, &[&right, &wrong, &logged]);
             each(&judge);
         }
         judge
@@ -538,7 +512,7 @@ mod tests {
                 let mut judge = Judge::new(3, 1, 100);
                 let reward = rewards[model];
                 let event = Logged { propensities: &p, model, reward, predicted: &predicted, eligible: &eligible };
-                judge.see(&event, &[&pi], None);
+                judge.see(&event, &[&pi]);
                 for (sums, estimate) in found.iter_mut().zip(judge.all()) {
                     sums[0] += share(set) * p[model] * estimate.inverse_propensity();
                     sums[1] += share(set) * p[model] * estimate.doubly_robust();
@@ -611,7 +585,7 @@ mod tests {
                     predicted: &[0.5; 2],
                     eligible: &Eligible::ALL,
                 };
-                judge.see(&event, &[&[1.0, 0.0]], None);
+                judge.see(&event, &[&[1.0, 0.0]]);
             }
         }
         assert!(Judge::from_record(&judge.record(), 2, 1).is_some());
@@ -631,7 +605,7 @@ mod tests {
                 predicted: &[0.5; 2],
                 eligible: &Eligible::ALL,
             };
-            judge.see(&event, &[&[1.0, 0.0]], None);
+            judge.see(&event, &[&[1.0, 0.0]]);
         }
         let Err(Crossing { low, high }) = judge.all()[0].range(0.05) else { panic!("it is a range") };
         assert!(low > 1.0 && high == 1.0, "{low} {high}");
@@ -664,12 +638,10 @@ mod tests {
             told.see(
                 &Logged { propensities: &logged, model, reward, predicted: &predicted, eligible: &Eligible::ALL },
                 &[&[0.1, 0.9]],
-                None,
             );
             untold.see(
                 &Logged { propensities: &logged, model, reward, predicted: &[0.0; 2], eligible: &Eligible::ALL },
                 &[&[0.1, 0.9]],
-                None,
             );
         }
         let deviation = |judge: &Judge| judge.all()[0].doubly_robust_deviation();
@@ -677,23 +649,23 @@ mod tests {
         assert_eq!(untold.all()[0].doubly_robust(), untold.all()[0].inverse_propensity());
     }
 
-    /// A policy without lift, compared with incumbents that change: windows and looks together are wrong as rarely as one.
+    /// Windows and looks together are wrong as rarely as one.
     #[test]
-    fn incumbents_are_beaten_only_by_what_is_better() {
+    fn a_model_is_beaten_only_by_what_is_better() {
         let beaten = |seed: u64, policy: usize| {
             let mut world = World { generator: ChaCha8Rng::seed_from_u64(seed) };
             let mut judge = Judge::new(2, 2, 1000);
             (0..2000).any(|i| {
                 let logged = [[0.7, 0.3], [0.2, 0.8]][i / 100 % 2];
                 let (kind, model, reward) = world.next(logged);
-                let incumbent = i / 100 % 2;
-                // Always the second model is worth 0.4: 0.1 less than one incumbent, as much as the other.
-                let second = [0.0, 1.0];
+                // Worth 0.5, as the first model is.
+                let first = [1.0, 0.0];
                 let right = [[1.0, 0.0], [0.0, 1.0]][kind];
+                let even = if i % 2 == 0 { [0.9, 0.1] } else { first };
                 let event =
                     Logged { propensities: &logged, model, reward, predicted: &[0.5, 0.4], eligible: &Eligible::ALL };
-                judge.see(&event, &[&second, &right], Some(incumbent));
-                judge.is_incumbent_beaten(policy, 0.0, 0.1)
+                judge.see(&event, &[&even, &right]);
+                judge.beats(policy, 0, 0.1)
             })
         };
         let runs = 100;
@@ -722,7 +694,7 @@ mod tests {
                 let chance = logged[model] * if reward == 1.0 { rewards[model] } else { 1.0 - rewards[model] };
                 let mut judge = Judge::new(3, 1, 10);
                 let event = Logged { propensities: &logged, model, reward, predicted: &predicted, eligible: &Eligible::ALL };
-                judge.see(&event, &[&policy], None);
+                judge.see(&event, &[&policy]);
                 let Estimate { value, lifts, .. } = &judge.all()[0];
                 for (means, pair) in means.iter_mut().zip(lifts.iter().chain([value])) {
                     means.iter_mut().zip(pair).for_each(|(mean, one)| *mean += chance * one.mean());

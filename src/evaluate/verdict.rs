@@ -197,7 +197,7 @@ impl Assessment {
         let lift = |(i, estimate): (usize, &Estimate)| {
             let over_best = range(i, "lift", estimate.lift_over(best, each));
             let over_any = range(i, "lift", estimate.lift_range(each));
-            let value = estimate.lift_estimate(best).0;
+            let value = estimate.lift_estimate(best);
             Lift { value: over_best.map_or(value, |range| range.nearest(value)), range: over_best, over_any }
         };
         let lifts = candidates.iter().enumerate().map(lift).collect();
@@ -353,7 +353,6 @@ mod tests {
             judge.see(
                 &Logged { propensities: &said, model, reward, predicted: &[0.4; 3], eligible: &Eligible::ALL },
                 &[&wrong, &[0.97, 0.03, 0.0], &right],
-                None,
             );
             ratio.see(&said, model);
         }
@@ -427,7 +426,6 @@ mod tests {
             judge.see(
                 &Logged { propensities: &said, model, reward: 1.0, predicted: &[0.5; 2], eligible: &Eligible::ALL },
                 &[&played],
-                None,
             );
             ratio.see(&said, model);
         }

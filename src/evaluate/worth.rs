@@ -1,32 +1,23 @@
-//! Whether routing pays, evaluated while a learner learns; and the guard, which limits the cost of learning until it pays.
+//! Whether routing pays, evaluated while a learner learns; and what is played beside the policy in a rollout.
 //!
 //! ```text
 //! evaluated   the logged policy, the learner's current policy, uniform, every model alone                (judge)
-//! played      p = share ((1 - f) core + f uniform) + (1 - share) fallback
-//! incumbent   b: the model that seems best alone, as of the guard's last look
-//! fallback    half for b, half for each model in proportion to erfc(z / sqrt 2), at least 1/400: z deviations behind b
-//! share       guard_share; 1 - guard_control from when both hold:
-//!             - the lower bound of the lift of the learner's policy over the incumbents of their time exceeds guard_margin
-//!             - the estimated lift over b exceeds guard_margin by two deviations
-//!             until the estimated lift over the incumbents is a deviation below guard_margin
+//! played      p = share ((1 - f) core + f uniform) + (1 - share) control
+//! share       by the stage of the rollout                                                              (rollout)
+//! control     the incumbent; while it is searched for, the fallback mix
+//! fallback    half for the model that seems best alone; half for each model in proportion to erfc(z / sqrt 2), at least 1/400:
+//!             z deviations behind that model
+//! search      ends after `SEARCH_MAX` evaluated examples
 //! ```
 //!
-//! Every example is evaluated before it is learned from. An example is compared with the incumbent of its time, which is known
-//! before its reward: so the bound needs no correction for a choice among models, and as the incumbent is played the most, its
-//! importance weights are small, also where several models are equally good and take turns. The bound holds for all windows of
-//! the latest examples simultaneously: the probability that the guard ever releases a policy that earned less over its window
-//! than the incumbents is at most `evaluate_alpha`. That is no bound for the best constant model: the incumbents may have been
-//! worse, most of all in the beginning and where models are nearly tied. The second condition compares with the model that
-//! seems best now, over the whole window. It is a test for a single look, whose error was measured and not proved.
-//!
-//! Until the release the policy costs `guard_share` of what it would cost alone. While several models may be the best, the
-//! fallback mix plays all of them. After the release the control group keeps them in play, so that the guard can tell when
-//! routing stops paying. It is so small that the bound widens again: to withdraw the policy the guard needs some evidence.
+//! Every example is evaluated before it is learned from. The search plays the models, not the policy. The model that it ends with
+//! stays the incumbent: if another one turns out to be better, the policy learns to play that one and is compared with the incumbent.
 
 use serde::{Deserialize, Serialize};
 
 use super::confidence::COUNT_MAX;
 use super::judge::{Estimate, Judge, Logged};
+use super::rollout::{Rollout, RolloutSpec, RolloutView};
 use super::sample_ratio::SampleRatio;
 use super::verdict::{
     Assessment, Assessments, Comparison, Contradiction, Figures, Lift, Names, best_alone, cautious_values,
@@ -44,28 +35,18 @@ pub struct WorthSpec {
     pub window: u64,
     /// Probability that a range is ever wrong.
     pub alpha: f64,
-    /// Limits the cost of learning until routing pays.
-    pub guard: Option<GuardSpec>,
+    /// Whose decisions are played.
+    #[serde(default)]
+    pub rollout: RolloutSpec,
 }
 
 impl Default for WorthSpec {
     fn default() -> Self {
-        Self { every: 1, window: 50_000, alpha: 0.05, guard: None }
+        Self { every: 1, window: 50_000, alpha: 0.05, rollout: RolloutSpec::default() }
     }
 }
 
-/// Checked settings of the guard.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct GuardSpec {
-    /// Share of the traffic that follows the learner's policy until it is known to pay.
-    pub share: f64,
-    /// Share of the traffic that follows the fallback mix afterwards.
-    pub control: f64,
-    /// Lift that the learner's policy must exceed.
-    pub margin: f64,
-}
-
-/// The value of one learner's policy, as far as it is known, and the state of the guard.
+/// The value of one learner's policy, as far as it is known, and the state of the rollout.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Worth {
     /// Examples, evaluated or not.
@@ -73,12 +54,9 @@ pub struct Worth {
     judge: Judge,
     /// Per model the sum and the number of its rewards.
     earned: Vec<(f64, u64)>,
-    /// The fallback mix that the guard plays beside the policy; empty before its first look, when all models are equal.
+    /// The fallback mix; empty before the first look, when all models are equal.
     fallback: Vec<f64>,
-    /// The model that seemed best alone when the guard last looked.
-    incumbent: Option<usize>,
-    /// Whether the learner's policy is known to pay.
-    pays: bool,
+    rollout: Rollout,
     /// Whether models were played as often as the propensities say.
     ratio: SampleRatio,
 }
@@ -90,6 +68,8 @@ pub struct Outlook<'a> {
     pub policy: &'a [f64],
     /// The reward that it predicts for each model, 0 to 1, if it has a model of rewards.
     pub predicted: Option<&'a [f64]>,
+    /// Share of uniform exploration that is mixed into the core of the policy.
+    pub exploration: f64,
 }
 
 /// Scratch buffers. They belong to one learner, whose number of models stays the same.
@@ -105,8 +85,15 @@ const LOGGED: usize = 0;
 const LEARNED: usize = 1;
 const UNIFORM: usize = 2;
 
-/// The guard looks after so many judged examples, at first more often.
-const LOOK_EVERY: u64 = 256;
+/// The search looks after so many judged examples, at first more often.
+const SEARCH_EVERY: u64 = 256;
+
+/// The search ends after so many judged examples: models that still seem alike then nearly are.
+const SEARCH_MAX: u64 = 10_000;
+
+/// A log must contradict its propensities with this part of alpha to hold a rollout back. Little traffic then brings little new
+/// evidence, so that a false alarm would hold it back for long.
+const DOUBT: f64 = 0.01;
 
 /// What is mixed into a core distribution: its share, and what else is drawn from.
 #[derive(Debug, Clone, PartialEq)]
@@ -124,7 +111,7 @@ pub struct Verdict {
     pub examples: u64,
     /// What was played.
     pub logged: Figures,
-    /// The learner's own policy, whatever the guard made of it.
+    /// The learner's own policy, whatever share of the traffic it has.
     pub policy: Figures,
     /// All models alike.
     pub uniform: Figures,
@@ -147,9 +134,7 @@ pub struct WorthView {
     pub models: Vec<ModelName>,
     /// Probability that a range is ever wrong.
     pub alpha: f64,
-    /// Whether the guard holds the policy back; none where there is no guard.
-    pub held_back: Option<bool>,
-    /// How the log contradicts its propensities, if it does; there are no ranges then, and the guard releases nothing.
+    /// How the log contradicts its propensities, if it does; there are no ranges then, and a rollout holds the policy back.
     pub contradiction: Option<Contradiction>,
     /// Each policy that is not a single model, compared with the best single one over all judged examples; best first.
     pub verdicts: Vec<Comparison>,
@@ -165,7 +150,7 @@ impl Worth {
         let judge = Judge::new(models, POLICIES, spec.window);
         let earned = vec![(0.0, 0); models];
         let ratio = SampleRatio::new(models);
-        Self { seen: 0, judge, earned, fallback: Vec::new(), incumbent: None, pays: false, ratio }
+        Self { seen: 0, judge, earned, fallback: Vec::new(), rollout: Rollout::new(&spec.rollout), ratio }
     }
 
     /// The record of its state.
@@ -176,30 +161,28 @@ impl Worth {
             evaluation: self.judge.record(),
             rewards: self.earned.iter().map(rewards).collect(),
             fallback_mix: self.fallback.clone(),
-            incumbent: self.incumbent.map(|model| model as u64),
-            pays: self.pays,
+            rollout: Some(self.rollout.record()),
             sample_ratio: self.ratio.record(),
         }
     }
 
     /// Restores a record; none if it does not fit.
     pub fn restore(spec: &WorthSpec, models: usize, record: PolicyValueRecord) -> Option<Self> {
-        let PolicyValueRecord { examples: seen, evaluation, rewards, fallback_mix: fallback, incumbent, pays, .. } =
+        let PolicyValueRecord { examples: seen, evaluation, rewards, fallback_mix: fallback, rollout, sample_ratio } =
             record;
-        let ratio = SampleRatio::from_record(&record.sample_ratio, models)?;
-        let incumbent = incumbent.map(|model| model as usize);
+        let ratio = SampleRatio::from_record(&sample_ratio, models)?;
+        let rollout = match &rollout {
+            Some(rollout) => Rollout::restore(&spec.rollout, models, rollout)?,
+            None => Rollout::new(&spec.rollout),
+        };
         let is_possible =
             |one: &ModelRewardsRecord| one.count <= COUNT_MAX && (0.0..=one.count as f64).contains(&one.sum);
         let is_mix = fallback.is_empty() || (fallback.len() == models && is_distribution(&fallback));
-        let is_sound = rewards.len() == models
-            && rewards.iter().all(is_possible)
-            && is_mix
-            && seen <= COUNT_MAX
-            && incumbent.is_none_or(|model| model < models);
+        let is_sound = rewards.len() == models && rewards.iter().all(is_possible) && is_mix && seen <= COUNT_MAX;
         let mut judge = Judge::from_record(&evaluation, models, POLICIES)?;
         judge.set_window(spec.window);
         let earned = rewards.iter().map(|one| (one.sum, one.count)).collect();
-        is_sound.then_some(Self { seen, judge, earned, fallback, incumbent, pays, ratio })
+        is_sound.then_some(Self { seen, judge, earned, fallback, rollout, ratio })
     }
 
     /// Whether the next example is to be judged.
@@ -215,18 +198,14 @@ impl Worth {
         }
         let Some(reward) = example.reward() else { return };
         if let Some(outlook) = outlook {
-            self.judge(example, reward, outlook, scratch);
-            let events = self.judge.events();
-            let looks = events.is_multiple_of(LOOK_EVERY) || events.is_power_of_two();
-            if let Some(guard) = spec.guard.filter(|_| looks) {
-                self.look(spec, &guard);
-            }
+            self.judge(spec, example, reward, outlook, scratch);
+            self.look(spec);
         }
         let earned = &mut self.earned[example.model()];
         *earned = (earned.0 + reward, earned.1 + 1);
     }
 
-    fn judge(&mut self, example: &Example, reward: f64, outlook: Outlook, scratch: &mut Scratch) {
+    fn judge(&mut self, spec: &WorthSpec, example: &Example, reward: f64, outlook: Outlook, scratch: &mut Scratch) {
         let Scratch { predicted, alike } = scratch;
         match outlook.predicted {
             Some(rewards) => {
@@ -246,8 +225,15 @@ impl Worth {
             eligible: example.eligible(),
         };
         let mut played: [&[f64]; POLICIES] = [&[]; POLICIES];
-        (played[LOGGED], played[LEARNED], played[UNIFORM]) = (example.propensities(), outlook.policy, alike);
-        self.judge.see(&event, &played, self.incumbent);
+        (played[LOGGED], played[LEARNED], played[UNIFORM]) = (example.propensities(), outlook.policy, &*alike);
+        self.judge.see(&event, &played);
+        // What a router makes of the floor below, among the eligible models.
+        let (core, f, models) = (example.policy(), outlook.exploration, predicted.len() as f64);
+        self.rollout.see(&spec.rollout, &event, |b, share| {
+            let (explored, control) = (share * f / models, 1.0 - share);
+            let floor = (explored + control) / (explored / alike[b] + control).max(f64::MIN_POSITIVE);
+            share * (1.0 - f) * core[b] + (1.0 - share * (1.0 - f)) * floor
+        });
     }
 
     /// Predicts the reward of each model without looking at the query: its mean, cautious while it has few examples.
@@ -258,40 +244,56 @@ impl Worth {
         predicted.extend(self.earned.iter().map(|(sum, number)| (sum + mean) / (*number as f64 + 1.0)));
     }
 
-    fn look(&mut self, spec: &WorthSpec, guard: &GuardSpec) {
+    fn look(&mut self, spec: &WorthSpec) {
+        if self.rollout.searches(&spec.rollout) {
+            return self.search(spec);
+        }
+        if self.rollout.is_due(&spec.rollout) {
+            let Self { judge, ratio, rollout, .. } = self;
+            let alpha = DOUBT * spec.alpha;
+            let is_contradictory = ratio.is_mismatch(alpha)
+                || rollout.incumbent().is_some_and(|b| judge.all()[LEARNED].lift_over(b, alpha).is_err());
+            let pays = |b| judge.beats(LEARNED, b, spec.alpha);
+            rollout.look(&spec.rollout, spec.alpha, spec.window, is_contradictory, pays);
+        }
+    }
+
+    /// Looks for the model that is best alone.
+    fn search(&mut self, spec: &WorthSpec) {
+        let events = self.judge.events();
+        if !(events.is_multiple_of(SEARCH_EVERY) || events.is_power_of_two()) {
+            return;
+        }
         let (latest, _) = self.judge.latest();
         let alone = &latest[POLICIES..];
-        let Some(incumbent) = best_alone(alone) else { return };
-        self.fallback = fallback(alone, incumbent);
-        self.incumbent = Some(incumbent);
-        let learned = &latest[LEARNED];
-        self.pays = if Assessments::of(&self.judge, &self.ratio, &NAMELESS, spec.alpha)
-            .is_some_and(|assessed| assessed.contradiction.is_some())
-        {
-            // Estimates with wrong propensities show nothing.
-            false
-        } else if self.pays {
-            // The control group is too small to keep the bound up.
-            let (lift, deviation) = learned.lift_over_incumbents();
-            lift + deviation > guard.margin
-        } else {
-            let (lift, deviation) = learned.lift_estimate(incumbent);
-            lift - LIFT_DEVIATIONS * deviation > guard.margin
-                && self.judge.is_incumbent_beaten(LEARNED, guard.margin, spec.alpha)
-        };
+        let Some(best) = best_alone(alone) else { return };
+        self.fallback = fallback(alone, best);
+        if events >= SEARCH_MAX {
+            self.rollout.find(&spec.rollout, best);
+        }
     }
 
     /// What is mixed into the core where the learner itself mixes in a share of uniform exploration.
     pub fn floor(&self, spec: &WorthSpec, exploration: f64) -> Floor {
         let mut distribution = uniform(self.earned.len());
-        let Some(guard) = &spec.guard else { return Floor { share: exploration, distribution } };
-        let share = if self.pays { 1.0 - guard.control } else { guard.share };
+        if !spec.rollout.has_control() {
+            return Floor { share: exploration, distribution };
+        }
+        let share = self.rollout.share(&spec.rollout);
         let floor = 1.0 - share * (1.0 - exploration);
-        if !self.fallback.is_empty() {
-            let mix = |(p, other): (&mut f64, &f64)| *p = (share * exploration * *p + (1.0 - share) * other) / floor;
-            distribution.iter_mut().zip(&self.fallback).for_each(mix);
+        let control = |m: usize, alike: f64| match self.rollout.incumbent() {
+            Some(incumbent) => f64::from(u8::from(m == incumbent)),
+            None => self.fallback.get(m).copied().unwrap_or(alike),
+        };
+        for (m, p) in distribution.iter_mut().enumerate() {
+            *p = (share * exploration * *p + (1.0 - share) * control(m, *p)) / floor;
         }
         Floor { share: floor, distribution }
+    }
+
+    /// The stage of the rollout, and the share of the traffic that follows the policy.
+    pub fn rollout(&self, spec: &WorthSpec, models: &[ModelName]) -> RolloutView {
+        self.rollout.view(&spec.rollout, spec.alpha, models)
     }
 
     /// What the judged examples tell of a learner with this algorithm; none if there are none.
@@ -302,7 +304,6 @@ impl Worth {
         Some(WorthView {
             models: models.to_vec(),
             alpha: spec.alpha,
-            held_back: spec.guard.map(|_| !self.pays),
             verdicts: assessed.comparisons(&names),
             all: Verdict::of(&assessed.all),
             latest: assessed.latest.as_ref().map(Verdict::of),
@@ -326,41 +327,32 @@ pub fn configured(algorithm: &str) -> String {
     format!("{algorithm} (configured)")
 }
 
-/// Where only the guard looks.
-const NAMELESS: Names = Names { candidates: &[], models: &[] };
-
 /// Whether these are probabilities that sum to 1, to rounding.
 fn is_distribution(p: &[f64]) -> bool {
     p.iter().all(|p| (0.0..=1.0).contains(p)) && (p.iter().sum::<f64>() - 1.0).abs() <= 1e-9
 }
 
-/// The fallback mix: a part for the incumbent alone, the rest for all. The surer it is that a model is not the best alone, the
+/// The fallback mix: a part for the model that seems best alone, the rest for all. The surer it is that a model is not the best alone, the
 /// less it is played.
-fn fallback(alone: &[Estimate], incumbent: usize) -> Vec<f64> {
+fn fallback(alone: &[Estimate], best: usize) -> Vec<f64> {
     let Some(values) = cautious_values(alone) else { return Vec::new() };
     // A few examples that happen to agree deviate by nothing: one more could be off by all there is.
     let deviation = |one: &Estimate| one.deviation().hypot(1.0 / (one.effective() + 1.0));
-    let top = deviation(&alone[incumbent]);
+    let top = deviation(&alone[best]);
     let weight = |(one, value): (&Estimate, &f64)| {
         // Without examples the deviation is infinite.
-        let z = (values[incumbent] - value).max(0.0) / top.hypot(deviation(one));
+        let z = (values[best] - value).max(0.0) / top.hypot(deviation(one));
         libm::erfc(z * std::f64::consts::FRAC_1_SQRT_2).max(FALLBACK_MIN)
     };
     let mut mix: Vec<f64> = alone.iter().zip(&values).map(weight).collect();
     let sum: f64 = mix.iter().sum();
-    mix.iter_mut().for_each(|weight| *weight *= (1.0 - INCUMBENT_SHARE) / sum);
-    mix[incumbent] += INCUMBENT_SHARE;
+    mix.iter_mut().for_each(|weight| *weight *= (1.0 - BEST_SHARE) / sum);
+    mix[best] += BEST_SHARE;
     mix
 }
 
-/// By how many deviations the estimated lift over the incumbent must exceed the margin. With 0 the guard released a policy that
-/// earns as much as the best constant model in up to 26% of simulated runs where models are nearly tied, since the incumbents
-/// were worse than that model; with 1.5 in up to 6.5%, with 2 in up to 3.5%.
-const LIFT_DEVIATIONS: f64 = 2.0;
-
-/// The part of the fallback mix that only the incumbent gets. Where several models are equally good it keeps the importance
-/// weights of the incumbent small, which the guard compares with.
-const INCUMBENT_SHARE: f64 = 0.5;
+/// The part of the fallback mix that only the model which seems best gets.
+const BEST_SHARE: f64 = 0.5;
 
 /// The least weight of a model in the fallback mix, relative to the best. A model that is hardly ever played has importance
 /// weights so large that a single example would outweigh all others of the model, for as long as the window is.
@@ -386,66 +378,110 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::evaluate::rollout::Stage;
     use crate::event::Query;
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
-    const GUARD: GuardSpec = GuardSpec { share: 0.2, control: 0.05, margin: 0.0 };
+    const CANARY: RolloutSpec =
+        RolloutSpec { stage: Stage::Canary, automatic: false, incumbent: Some(0), budget: 0.01 };
 
-    fn spec(guard: Option<GuardSpec>) -> WorthSpec {
-        WorthSpec { every: 1, window: 20_000, alpha: 0.05, guard }
+    fn spec(rollout: RolloutSpec) -> WorthSpec {
+        WorthSpec { every: 1, window: 20_000, alpha: 0.05, rollout }
     }
 
-    /// Plays a policy that always takes the first model for queries of one kind and the second for the other, through the
-    /// guard; `rewards` are by kind and model. How often the guard held it back in the second half.
-    fn play(rewards: [[f64; 2]; 2], examples: u64) -> (Worth, f64) {
-        let spec = spec(Some(GUARD));
-        let mut worth = Worth::new(&spec, 2);
+    fn outlook(policy: &[f64]) -> Outlook<'_> {
+        Outlook { policy, predicted: None, exploration: 0.0 }
+    }
+
+    /// Plays a policy that mostly takes the first model for queries of one kind and the second for the other; `rewards` are by
+    /// kind and model.
+    fn play(spec: &WorthSpec, rewards: [[f64; 2]; 2], examples: u64) -> Worth {
+        let mut worth = Worth::new(spec, 2);
         let mut generator = ChaCha8Rng::seed_from_u64(5);
-        let mut held = 0;
-        for i in 0..examples {
+        for _ in 0..examples {
             let kind = usize::from(generator.random::<bool>());
             let core = [[0.95, 0.05], [0.05, 0.95]][kind];
-            let Floor { share, distribution } = worth.floor(&spec, 0.0);
+            let Floor { share, distribution } = worth.floor(spec, 0.0);
             let p: Vec<f64> = core.iter().zip(&distribution).map(|(p, f)| (1.0 - share) * p + share * f).collect();
-            assert!((p.iter().sum::<f64>() - 1.0).abs() < 1e-12 && p.iter().all(|p| *p > 0.0), "{p:?}");
+            assert!((p.iter().sum::<f64>() - 1.0).abs() < 1e-12, "{p:?}");
             let model = usize::from(generator.random::<f64>() >= p[0]);
             let reward = f64::from(u8::from(generator.random::<f64>() < rewards[kind][model]));
             let query = Query::new([1.0, 0.0]).unwrap();
             let example = Example::new(query, model, p, Some(core.to_vec()), reward).unwrap();
-            worth.see(&spec, &example, Some(Outlook { policy: &core, predicted: None }), &mut Scratch::default());
-            held += u64::from(i >= examples / 2 && !worth.pays);
+            worth.see(spec, &example, Some(outlook(&core)), &mut Scratch::default());
         }
-        (worth, held as f64 / (examples / 2) as f64)
+        worth
     }
 
+    const USEFUL: [[f64; 2]; 2] = [[0.8, 0.3], [0.3, 0.7]];
+
     #[test]
-    fn the_guard_lets_go_of_a_policy_that_pays_and_of_no_other() {
-        let (worth, held) = play([[0.8, 0.3], [0.3, 0.7]], 20_000);
-        assert!(worth.pays && held < 0.2, "{held}");
-        let floor = worth.floor(&spec(Some(GUARD)), 0.0);
-        assert!((floor.share - 0.05).abs() < 1e-12 && floor.distribution[0] > 0.4, "{floor:?}");
-        let view =
-            worth.view(&spec(Some(GUARD)), "hpg", &["a", "b"].map(|name| ModelName::try_from(name).unwrap())).unwrap();
+    fn a_policy_that_pays_gets_the_traffic_and_no_other() {
+        let canary = spec(CANARY);
+        let worth = play(&canary, USEFUL, 20_000);
+        let floor = worth.floor(&canary, 0.0);
+        assert!((floor.share - 0.05).abs() < 1e-12 && floor.distribution == [1.0, 0.0], "{floor:?}");
+        let view = worth.view(&canary, "hpg", &["a", "b"].map(|name| ModelName::try_from(name).unwrap())).unwrap();
         let (lift, range) = (view.all.policy_lift, view.all.policy_lift.range.unwrap());
         assert!(range.low < 0.19 && 0.19 < range.high && (lift.value - 0.19).abs() < 0.03, "{lift:?}");
-        assert_eq!((view.all.best_alone, view.held_back, view.all.examples), (0, Some(false), 20_000));
+        assert_eq!((view.all.best_alone, view.all.examples), (0, 20_000));
         // The first model is better for every query: what routes half of them away from it costs.
-        let (worth, held) = play([[0.6, 0.3], [0.6, 0.3]], 20_000);
-        assert!(!worth.pays && held == 1.0);
-        let floor = worth.floor(&spec(Some(GUARD)), 0.1);
-        let best = floor.share * floor.distribution[0] - 0.2 * 0.1 / 2.0;
-        assert!((best - 0.8).abs() < 3e-3 && (floor.share - (1.0 - 0.2 * 0.9)).abs() < 1e-12, "{floor:?}");
+        let worth = play(&canary, [[0.6, 0.3], [0.6, 0.3]], 20_000);
+        let floor = worth.floor(&canary, 0.1);
+        assert!(1.0 - floor.share < 0.1 && floor.distribution[0] > 0.99, "{floor:?}");
     }
 
-    /// The router plays the policy more often than the propensities say. What looks like a lift releases nothing, a release that
-    /// came before is withdrawn, and there is no range.
     #[test]
-    fn the_guard_releases_nothing_if_the_log_contradicts_its_propensities() {
-        let spec = spec(Some(GUARD));
+    fn an_automatic_rollout_goes_through_the_stages_and_back() {
+        let automatic = spec(RolloutSpec { stage: Stage::Shadow, automatic: true, ..CANARY });
+        let stage = |worth: &Worth| worth.rollout(&automatic, &[]).stage;
+        assert_eq!(stage(&play(&automatic, USEFUL, 200)), Stage::Shadow);
+        assert_eq!(stage(&play(&automatic, USEFUL, 2_500)), Stage::Canary);
+        let mut worth = play(&automatic, USEFUL, 40_000);
+        assert_eq!((stage(&worth), worth.rollout.share(&CANARY)), (Stage::Full, 0.95));
+        // From now on each query gets the wrong model.
+        for i in 0..10_000 {
+            let core = [0.5; 2];
+            let Floor { share, distribution } = worth.floor(&automatic, 0.0);
+            let p: Vec<f64> = distribution.iter().map(|f| (1.0 - share) * 0.5 + share * f).collect();
+            let model = usize::from(i % 100 >= (100.0 * p[0]) as usize);
+            let reward = f64::from(u8::from(model == 0));
+            let example = Example::new(Query::new([1.0, 0.0]).unwrap(), model, p, Some(core.to_vec()), reward).unwrap();
+            worth.see(&automatic, &example, Some(outlook(&core)), &mut Scratch::default());
+        }
+        assert!(stage(&worth) == Stage::Canary && worth.rollout.share(&CANARY) < 0.1, "{:?}", worth.rollout);
+    }
+
+    #[test]
+    fn stages_without_a_budget() {
+        let of = |stage| spec(RolloutSpec { stage, ..CANARY });
+        let control = play(&of(Stage::Shadow), USEFUL, 1000).floor(&of(Stage::Shadow), 0.1);
+        assert_eq!(control, Floor { share: 1.0, distribution: vec![1.0, 0.0] });
+        for stage in [Stage::Observe, Stage::Full] {
+            let floor = play(&of(stage), USEFUL, 1000).floor(&of(stage), 0.1);
+            assert_eq!(floor, Floor { share: 0.1, distribution: vec![0.5; 2] });
+        }
+    }
+
+    /// The search plays all models, then the one that it has found.
+    #[test]
+    fn without_an_incumbent_the_best_model_is_searched_for() {
+        let searching = spec(RolloutSpec { incumbent: None, ..CANARY });
+        let worth = play(&searching, [[0.5, 0.3], [0.4, 0.5]], 100);
+        let floor = worth.floor(&searching, 0.0);
+        assert!(floor.share == 1.0 && floor.distribution.iter().all(|p| *p > 0.2), "{floor:?}");
+        let worth = play(&searching, [[0.6, 0.3], [0.6, 0.3]], SEARCH_MAX + SEARCH_EVERY);
+        assert_eq!(worth.rollout.incumbent(), Some(0));
+    }
+
+    /// The router plays the policy more often than the propensities say: what looks like a lift permits nothing.
+    #[test]
+    fn a_rollout_holds_back_if_the_log_contradicts_its_propensities() {
+        let spec = spec(CANARY);
         let models = ["a", "b"].map(|name| ModelName::try_from(name).unwrap());
-        let (mut worth, _) = play([[0.8, 0.3], [0.3, 0.7]], 20_000);
-        assert!(worth.pays);
+        let mut worth = play(&spec, USEFUL, 20_000);
+        assert!(worth.rollout.share(&CANARY) > 0.9);
         for i in 0..20_000 {
             let (kind, is_tried) = (i % 2, i % 5 == 0);
             let model = if is_tried { 1 - kind } else { kind };
@@ -454,12 +490,12 @@ mod tests {
             // Model a is played half of the time.
             let example = Example::new(query, model, vec![0.1, 0.9], None, reward).unwrap();
             let core = [[0.95, 0.05], [0.05, 0.95]][kind];
-            worth.see(&spec, &example, Some(Outlook { policy: &core, predicted: None }), &mut Scratch::default());
+            worth.see(&spec, &example, Some(outlook(&core)), &mut Scratch::default());
         }
-        assert!(!worth.pays);
+        assert_eq!(worth.rollout.share(&CANARY), CANARY.budget);
         let view = worth.view(&spec, "hpg", &models).unwrap();
         assert!(matches!(view.contradiction, Some(Contradiction::SampleRatio(_))), "{:?}", view.contradiction);
-        assert_eq!((view.held_back, view.all.policy.range, view.all.policy_lift.range), (Some(true), None, None));
+        assert_eq!((view.all.policy.range, view.all.policy_lift.range), (None, None));
         assert!(view.verdicts.iter().all(|one| (one.lift, one.range) == (None, None)));
         let said = &view.verdicts[0].sentence;
         assert!(
@@ -473,12 +509,12 @@ mod tests {
     /// Four failures of a model say little of it, however much they agree.
     #[test]
     fn a_model_that_was_unlucky_at_first_is_tried_again() {
-        let spec = spec(Some(GUARD));
+        let spec = spec(RolloutSpec { incumbent: None, ..CANARY });
         let mut worth = Worth::new(&spec, 2);
         for i in 0..64 {
             let (model, reward) = (usize::from(i % 16 != 0), f64::from(u8::from(i % 5 == 4)));
             let example = Example::new(Query::new([1.0]).unwrap(), model, vec![0.1, 0.9], None, reward).unwrap();
-            worth.see(&spec, &example, Some(Outlook { policy: &[0.5; 2], predicted: None }), &mut Scratch::default());
+            worth.see(&spec, &example, Some(outlook(&[0.5; 2])), &mut Scratch::default());
         }
         assert_eq!(worth.earned[0], (0.0, 4));
         assert!(worth.fallback[0] > 0.2, "{:?}", worth.fallback);
@@ -486,8 +522,8 @@ mod tests {
 
     #[test]
     fn goes_on_from_what_was_saved_and_from_nothing_else() {
-        let (worth, _) = play([[0.8, 0.3], [0.3, 0.7]], 3000);
-        let same = spec(Some(GUARD));
+        let same = spec(CANARY);
+        let worth = play(&same, USEFUL, 3000);
         assert_eq!(Worth::restore(&same, 2, worth.record()), Some(worth.clone()));
         let shorter = Worth::restore(&WorthSpec { window: 100, ..same.clone() }, 2, worth.record()).unwrap();
         assert_eq!(
@@ -501,11 +537,11 @@ mod tests {
 
     #[test]
     fn judges_every_nth_example() {
-        let spec = WorthSpec { every: 3, ..spec(None) };
+        let spec = WorthSpec { every: 3, ..spec(RolloutSpec::default()) };
         let mut worth = Worth::new(&spec, 2);
         for _ in 0..10 {
             let example = Example::new(Query::new([1.0]).unwrap(), 0, vec![0.9, 0.1], None, 1.0).unwrap();
-            let outlook = worth.is_next_judged(&spec).then_some(Outlook { policy: &[0.5; 2], predicted: None });
+            let outlook = worth.is_next_judged(&spec).then_some(outlook(&[0.5; 2]));
             worth.see(&spec, &example, outlook, &mut Scratch::default());
         }
         assert_eq!(worth.judge.events(), 4);

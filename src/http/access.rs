@@ -42,7 +42,8 @@ fn needed(path: &str) -> Option<&'static [Role]> {
         "/v1/route" | "/v1/route:batch" => Some(&[Role::Route]),
         "/v1/explain" => Some(&[Role::Route, Role::Read]),
         "/v1/rewards" => Some(&[Role::Reward]),
-        "/v1/status" | "/v1/events" | "/metrics" => Some(&[Role::Read]),
+        "/v1/status" | "/v1/models" | "/v1/events" | "/metrics" => Some(&[Role::Read]),
+        // Among them the paths that change or copy the state of the process: only an admin may use these.
         _ if path.starts_with("/v1/") => Some(&[]),
         _ => None,
     }
@@ -297,18 +298,49 @@ mod tests {
         for (token, allowed) in [
             (
                 "all",
-                &["/v1/route", "/v1/route:batch", "/v1/rewards", "/v1/explain", "/v1/status", "/metrics", "/v1/new"][..],
+                &[
+                    "/v1/route",
+                    "/v1/route:batch",
+                    "/v1/rewards",
+                    "/v1/explain",
+                    "/v1/status",
+                    "/v1/models",
+                    "/v1/models/bge",
+                    "/metrics",
+                    "/v1/new",
+                ][..],
             ),
-            ("a", &["/v1/route", "/v1/route:batch", "/v1/rewards", "/v1/explain", "/v1/status", "/metrics", "/v1/new"]),
+            (
+                "a",
+                &[
+                    "/v1/route",
+                    "/v1/route:batch",
+                    "/v1/rewards",
+                    "/v1/explain",
+                    "/v1/status",
+                    "/v1/models",
+                    "/v1/models/bge",
+                    "/metrics",
+                    "/v1/new",
+                ],
+            ),
             ("r", &["/v1/route", "/v1/route:batch", "/v1/rewards", "/v1/explain"]),
-            ("m", &["/v1/explain", "/v1/status", "/metrics"]),
+            ("m", &["/v1/explain", "/v1/status", "/v1/models", "/metrics"]),
             ("x", &[]),
             ("", &[]),
         ] {
             let bearer = format!("Bearer {token}");
-            for path in
-                ["/v1/route", "/v1/route:batch", "/v1/rewards", "/v1/explain", "/v1/status", "/metrics", "/v1/new"]
-            {
+            for path in [
+                "/v1/route",
+                "/v1/route:batch",
+                "/v1/rewards",
+                "/v1/explain",
+                "/v1/status",
+                "/v1/models",
+                "/v1/models/bge",
+                "/metrics",
+                "/v1/new",
+            ] {
                 let known = if ["x", ""].contains(&token) { 401 } else { 403 };
                 let expected = if allowed.contains(&path) { 200 } else { known };
                 let headers = [("host", "localhost"), ("authorization", bearer.as_str())];

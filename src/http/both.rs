@@ -14,7 +14,8 @@ use serde_json::json;
 use super::learner::check_ready;
 use super::live::Wanted;
 use super::sidecar::Sidecar;
-use super::{Problem, Server, backup};
+use super::{Problem, Server, backup, reconfigure};
+use crate::serve::Reload;
 use crate::state::running::RunningStore;
 use crate::telemetry::{CONTENT_TYPE, Status, join};
 
@@ -30,6 +31,7 @@ pub async fn serve(
     sidecar: Arc<Sidecar>,
     status: Arc<Status>,
     store: RunningStore,
+    reload: Arc<Reload>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
     let about = Routes::new()
@@ -38,7 +40,8 @@ pub async fn serve(
         .route("/v1/events", get(events))
         .route("/v1/backup", get(send_backup))
         .route("/metrics", get(metrics))
-        .with_state(Arc::new(Both { sidecar: sidecar.clone(), status, store }));
+        .with_state(Arc::new(Both { sidecar: sidecar.clone(), status, store }))
+        .merge(reconfigure::routes(reload));
     sidecar.serve_with(about, server, stop).await;
 }
 

@@ -14,7 +14,8 @@ use axum::routing::get;
 use serde_json::Value;
 
 use super::live::{Seats, Wanted, Watched, page};
-use super::{Access, Problem, Server, backup};
+use super::{Access, Problem, Server, backup, reconfigure};
+use crate::serve::Reload;
 use crate::state::running::RunningStore;
 use crate::telemetry::{CONTENT_TYPE, Status};
 
@@ -30,6 +31,7 @@ pub async fn serve(
     server: Server,
     status: Arc<Status>,
     store: RunningStore,
+    reload: Arc<Reload>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
     let seats = Seats::default();
@@ -43,14 +45,15 @@ pub async fn serve(
         .route("/v1/events", get(events))
         .route("/v1/backup", get(send_backup))
         .route("/metrics", get(metrics))
+        .with_state(shared.clone())
+        .merge(reconfigure::routes(reload))
         .fallback(|| async {
             Problem::new(
                 StatusCode::NOT_FOUND,
-                "no such path: use /, /live, /ready, /v1/status, /v1/events, /v1/backup or /metrics",
+                "no such path: use /, /live, /ready, /v1/status, /v1/events, /v1/backup, /v1/reload or /metrics",
             )
         })
-        .layer(middleware::from_fn_with_state(shared.clone(), guard))
-        .with_state(shared);
+        .layer(middleware::from_fn_with_state(shared, guard));
     let stop = async move {
         stop.await;
         closing.close();

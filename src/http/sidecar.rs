@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use axum::Router as Routes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use rand::RngExt;
 use serde::de::DeserializeOwned;
@@ -24,11 +25,12 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::body::{Bodies, Kind, Received, kind, parse};
 use super::live::{Seats, Wanted, Watched, page};
-use super::{Access, Problem, Server};
+use super::{Access, Problem, Server, models, reconfigure};
 use crate::config::{Config, OnFull, Settings};
 use crate::engine::Side;
 use crate::event::{BadQuery, ModelName, Name};
-use crate::router::{Answer, Compiled, Params, Recent, RecentSpec, Router};
+use crate::router::{Answer, Compiled, Params, Recent, RecentSpec, Rest, Resting, RestingSpec, Restriction, Router};
+use crate::serve::Reload;
 use crate::telemetry::router::Metrics;
 use crate::telemetry::{CONTENT_TYPE, Episodes};
 use crate::transport::now_ms;
@@ -42,6 +44,9 @@ use crate::wire::requests::{
 const NUMBER_BYTES: usize = 64;
 const QUERY_BYTES: usize = 8 << 10;
 
+/// Bytes of a model in JSON besides its name, indentation included.
+const NAME_BYTES: usize = 16;
+
 /// Most bytes of a reward.
 const REWARD_BYTES_MAX: usize = 64 << 10;
 
@@ -54,11 +59,12 @@ pub struct Sidecar {
     pub router: Arc<Router>,
     /// Set once parameters are read, or immediately with --serve-uniform.
     pub ready: Arc<AtomicBool>,
-    settings: Settings,
-    config: Config,
+    settings: Arc<ArcSwap<Settings>>,
+    pub(super) config: Config,
     recent: Recent<Remembered>,
+    pub(super) resting: Mutex<Resting>,
     writer: Arc<EventWriter>,
-    metrics: Metrics,
+    pub(super) metrics: Metrics,
     limit: Option<DefaultDirectRateLimiter>,
     access: Arc<Access>,
     bodies: Bodies,
@@ -81,7 +87,11 @@ impl BodyLimits {
     /// As large as the largest good request can be, within the configured limit.
     fn new(config: &Config, settings: &Settings) -> Self {
         let dim = settings.spaces.values().map(|spec| spec.dim).chain([settings.learner.dim]).max().unwrap_or_default();
-        let query = QUERY_BYTES + dim * NUMBER_BYTES;
+        let names = |models: &[ModelName]| models.iter().map(|model| model.as_str().len() + NAME_BYTES).sum::<usize>();
+        let specs = settings.spaces.values().chain([&settings.learner]);
+        // A query may name each model twice: as allowed, and as excluded.
+        let names = 2 * specs.map(|spec| names(&spec.models)).max().unwrap_or_default();
+        let query = QUERY_BYTES + dim * NUMBER_BYTES + names;
         let within = |bytes: usize| bytes.min(config.http.body_bytes_max);
         Self { query: within(query), batch: within(BATCH_MAX * query), reward: within(REWARD_BYTES_MAX) }
     }
@@ -89,21 +99,25 @@ impl BodyLimits {
 
 /// A decision as it is answered and remembered.
 #[derive(Debug, Serialize)]
-struct Decided {
+pub(super) struct Decided {
     request_id: String,
     space: Name,
-    model: ModelName,
+    pub(super) model: ModelName,
     propensity: f64,
+    /// Of the models that were eligible.
     propensities: BTreeMap<ModelName, f64>,
     params_version: u64,
     params_epoch: u64,
+    /// Whether the model is known not to have answered.
+    #[serde(skip)]
+    pub(super) has_failed: AtomicBool,
 }
 
 /// A decision, and whether its event is written. The first request and its repeats wait for that.
 #[derive(Clone)]
 struct Remembered {
     decided: Arc<Decided>,
-    /// Hash of the query: a repeat must have the same query.
+    /// Hash of the query and what else the decision depends on: a repeat must have the same.
     query: u128,
     receipt: watch::Receiver<Option<Result<(), Problem>>>,
 }
@@ -124,6 +138,10 @@ impl Sidecar {
             router,
             ready,
             recent: Recent::new(spec, rand::rng().random()),
+            resting: Mutex::new(Resting::new(RestingSpec {
+                failures_max: config.router.failures_max,
+                cooldown_ms: config.router.cooldown_ms,
+            })),
             writer,
             metrics: Metrics::new(server.counters()),
             limit,
@@ -132,21 +150,38 @@ impl Sidecar {
             body_limits: BodyLimits::new(config, &settings),
             write_failures: Episodes::default(),
             seats: Seats::default(),
-            settings,
+            settings: Arc::new(ArcSwap::from_pointee(settings)),
             config: config.clone(),
             started: Instant::now(),
             started_ms: now_ms(),
         }
     }
 
+    /// The settings in use.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.settings.load_full()
+    }
+
+    /// What continues it with other settings.
+    pub fn reconfigure(&self) -> impl Fn(&Config, &Settings) + Send + Sync + use<> {
+        let current = self.settings.clone();
+        move |_, settings| current.store(Arc::new(settings.clone()))
+    }
+
     /// Serves until `stop` resolves, then completes open requests.
-    pub async fn serve(self: Arc<Self>, server: Server, stop: impl Future<Output = ()> + Send + 'static) {
+    pub async fn serve(
+        self: Arc<Self>,
+        server: Server,
+        reload: Arc<Reload>,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) {
         let about = Routes::new()
             .route("/v1/status", get(status))
             .route("/v1/events", get(events))
             .route("/metrics", get(metrics))
             .route("/ready", get(ready))
-            .with_state(self.clone());
+            .with_state(self.clone())
+            .merge(reconfigure::routes(reload));
         self.serve_with(about, server, stop).await;
     }
 
@@ -163,6 +198,7 @@ impl Sidecar {
             loop {
                 ticks.tick().await;
                 sidecar.metrics.remember(&sidecar.router);
+                sidecar.end_rests();
             }
         });
         let stop = async move {
@@ -179,6 +215,8 @@ impl Sidecar {
             .route("/v1/route:batch", post(route_batch))
             .route("/v1/rewards", post(reward))
             .route("/v1/explain", post(explain))
+            .route("/v1/models", get(models::list))
+            .route("/v1/models/{*name}", put(models::rest))
             .route("/", get(page))
             .route("/live", get(|| async { "live\n" }))
             .route("/openapi.json", get(openapi))
@@ -204,7 +242,7 @@ impl Sidecar {
         for (i, asked) in requests.iter().enumerate() {
             let (now_ms, fingerprint) = (now_ms(), asked.fingerprint());
             let decide = || {
-                self.answer(asked).map(|answer| {
+                self.answer(asked, now_ms).map(|answer| {
                     self.metrics.decided(&answer, self.router.holds(&asked.space));
                     let line = query_line(&asked.request_id, now_ms as i64, &asked.query, &answer);
                     events.push(asked.event(line));
@@ -217,7 +255,7 @@ impl Sidecar {
                 true => Ok(found),
                 false => Err(Problem::conflict(
                     "request_id",
-                    "this request_id was already used with another query: use a new one",
+                    "this request_id was already used with another query, models, exclude or draw_key: use a new one",
                 )),
             });
             match found {
@@ -253,12 +291,20 @@ impl Sidecar {
         Ok(known.into_iter().map(|remembered| remembered.decided).collect())
     }
 
-    fn answer(&self, asked: &Asked) -> Result<Answer, Problem> {
+    fn answer(&self, asked: &Asked, now_ms: u64) -> Result<Answer, Problem> {
         let by = match self.router.space(&asked.space) {
             Some(by) => by,
             None => self.begin(&asked.space)?,
         };
-        self.router.decide(by, &asked.request_id, &asked.query).map_err(|bad| Problem::field("query", bad.to_string()))
+        let eligible = self.eligible(&by, &asked.restriction, now_ms)?;
+        let (id, key) = (&asked.request_id, asked.draw_key.as_deref());
+        let answer = self.router.decide_among(by, id, key, &asked.query, &eligible);
+        answer.map_err(|bad| Problem::field("query", bad.to_string()))
+    }
+
+    /// A recent decision.
+    pub(super) fn remembered(&self, space: &Name, request_id: &str, now_ms: u64) -> Option<Arc<Decided>> {
+        self.recent.get(space, request_id, now_ms).map(|remembered| remembered.decided)
     }
 
     /// Routes a space without parameters as configured, until parameters arrive. The router holds `default`, listed spaces
@@ -266,9 +312,9 @@ impl Sidecar {
     /// no space. Once that many spaces are learned, new ones are rejected, as the learner does.
     fn begin(&self, space: &Name) -> Result<Arc<Compiled>, Problem> {
         self.check_space(space)?;
-        let (unlearned, most) = (self.unlearned(space), self.settings.spaces_max);
+        let (unlearned, most) = (self.unlearned(space), self.settings().spaces_max);
         let (held, learned) = self.router.sizes();
-        if self.settings.is_reserved(space) || held < most {
+        if self.settings().is_reserved(space) || held < most {
             self.router.begin(unlearned.clone());
         } else if learned >= most {
             return Err(Problem::field(
@@ -279,8 +325,8 @@ impl Sidecar {
         Ok(Arc::new(unlearned))
     }
 
-    fn check_space(&self, space: &Name) -> Result<(), Problem> {
-        if self.settings.allows(space) {
+    pub(super) fn check_space(&self, space: &Name) -> Result<(), Problem> {
+        if self.settings().allows(space) {
             return Ok(());
         }
         let detail =
@@ -308,7 +354,8 @@ impl Sidecar {
     }
 
     fn unlearned(&self, space: &Name) -> Compiled {
-        let spec = self.settings.space(space);
+        let settings = self.settings();
+        let spec = settings.space(space);
         let fallback = self.config.router.fallback_model.as_deref();
         let always = spec.models.iter().position(|model| Some(model.as_str()) == fallback);
         Compiled::unlearned(space.clone(), spec.models.clone(), spec.dim, always)
@@ -357,9 +404,10 @@ impl Decided {
             space: asked.space.clone(),
             model: answer.model_name().clone(),
             propensity: propensities[answer.model],
-            propensities: answer.by.models().iter().cloned().zip(propensities.iter().copied()).collect(),
+            propensities: answer.by_name(propensities).into_iter().map(|(name, p)| (name.clone(), p)).collect(),
             params_version: version,
             params_epoch: answer.by.stamp().0,
+            has_failed: AtomicBool::new(false),
         }
     }
 }
@@ -369,12 +417,18 @@ struct Asked {
     space: Name,
     request_id: String,
     query: Vec<f32>,
+    restriction: Restriction,
+    draw_key: Option<String>,
 }
 
 impl Asked {
-    /// A hash of the query.
+    /// A hash of all that the decision depends on.
     fn fingerprint(&self) -> u128 {
-        xxh3_128(&self.query.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
+        let mut bytes: Vec<u8> = self.query.iter().flat_map(|x| x.to_le_bytes()).collect();
+        if !self.restriction.is_none() || self.draw_key.is_some() {
+            bytes.extend(json!([self.restriction.models, self.restriction.exclude, self.draw_key]).to_string().bytes());
+        }
+        xxh3_128(&bytes)
     }
 
     fn event(&self, line: Vec<u8>) -> Event {
@@ -387,6 +441,15 @@ impl Asked {
 struct RouteParams {
     space: Option<String>,
     request_id: Option<String>,
+    /// Names, separated by commas, which no name contains.
+    models: Option<String>,
+    exclude: Option<String>,
+    draw_key: Option<String>,
+}
+
+/// Names that are separated by commas.
+fn names(text: &str) -> Vec<String> {
+    text.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 async fn route(
@@ -395,7 +458,7 @@ async fn route(
     request: Request,
 ) -> Result<Response, Problem> {
     let most = sidecar.body_limits.query;
-    let (RouteBody { space: named, request_id, query }, _held) = match kind(&request, &[Kind::Json, Kind::Binary])? {
+    let (body, _held) = match kind(&request, &[Kind::Json, Kind::Binary])? {
         Kind::Json => {
             sidecar.check_ready()?;
             sidecar.json(request, most).await?
@@ -406,10 +469,19 @@ async fn route(
             let received = sidecar.receive(request, most).await?;
             let query = floats(&received.bytes)
                 .ok_or_else(|| Problem::malformed("the body must consist of little-endian f32 values"))?;
-            (RouteBody { space: params.space, request_id: params.request_id, query: Vector(query) }, received)
+            let body = RouteBody {
+                space: params.space,
+                request_id: params.request_id,
+                query: Vector(query),
+                models: params.models.as_deref().map(names),
+                exclude: params.exclude.as_deref().map(names),
+                draw_key: params.draw_key,
+            };
+            (body, received)
         }
     };
-    let asked = asked(space(named)?, request_id, query)?;
+    let RouteBody { space: named, request_id, query, models, exclude, draw_key } = body;
+    let asked = asked(space(named)?, BatchItem { request_id, query, models, exclude, draw_key })?;
     let decided = sidecar.decide(&[asked], |_, problem| problem).await?;
     Ok(json_response(decided[0].as_ref()))
 }
@@ -421,9 +493,8 @@ async fn route_batch(State(sidecar): State<Arc<Sidecar>>, request: Request) -> R
     sidecar.spend_batch(requests.0.len())?;
     let space = space(named)?;
     let place = |i: usize, problem: Problem| problem.within(&format!("requests[{i}]"));
-    let requests = requests.0.into_iter().enumerate().map(|(i, Object(BatchItem { request_id, query }))| {
-        asked(space.clone(), request_id, query).map_err(|problem| place(i, problem))
-    });
+    let requests = requests.0.into_iter().enumerate();
+    let requests = requests.map(|(i, Object(item))| asked(space.clone(), item).map_err(|problem| place(i, problem)));
     let decided = sidecar.decide(&requests.collect::<Result<Vec<Asked>, Problem>>()?, place).await?;
     let decisions: Vec<&Decided> = decided.iter().map(Arc::as_ref).collect();
     Ok(json_response(&json!({ "decisions": decisions })))
@@ -431,20 +502,19 @@ async fn route_batch(State(sidecar): State<Arc<Sidecar>>, request: Request) -> R
 
 async fn reward(State(sidecar): State<Arc<Sidecar>>, request: Request) -> Result<StatusCode, Problem> {
     kind(&request, &[Kind::Json])?;
-    let (RewardBody { space: named, request_id, reward, event_id }, _held) =
-        sidecar.json(request, sidecar.body_limits.reward).await?;
-    let space = space(named)?;
+    let (mut body, _held): (RewardBody, _) = sidecar.small_json(request).await?;
+    let space = space(body.space.take())?;
     sidecar.check_space(&space)?;
+    let (request_id, event_id) = (std::mem::take(&mut body.request_id), body.event_id.take());
     check_id("request_id", &request_id)?;
     if let Some(event_id) = &event_id {
         check_id("event_id", event_id)?;
     }
-    let is_clipped = sidecar.check_reward(reward)?;
-    let line = reward_line(&request_id, &space, now_ms() as i64, reward, event_id.as_deref());
+    let (feedback, clipped) = sidecar.feedback(&space, body)?;
+    sidecar.note(&space, &request_id, &feedback);
+    let line = reward_line(&request_id, &space, now_ms() as i64, &feedback, event_id.as_deref());
     sidecar.write("reward", &[Event { side: Side::Reward, space, request_id, line }]).await?;
-    if is_clipped {
-        sidecar.metrics.clipped();
-    }
+    sidecar.metrics.clipped(clipped);
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -452,17 +522,21 @@ async fn reward(State(sidecar): State<Arc<Sidecar>>, request: Request) -> Result
 async fn explain(State(sidecar): State<Arc<Sidecar>>, request: Request) -> Result<Response, Problem> {
     kind(&request, &[Kind::Json])?;
     sidecar.check_ready()?;
-    let (ExplainBody { space: named, query }, _held) = sidecar.json(request, sidecar.body_limits.query).await?;
+    let (ExplainBody { space: named, query, models, exclude }, _held) =
+        sidecar.json(request, sidecar.body_limits.query).await?;
     let space = space(named)?;
     sidecar.check_space(&space)?;
     let by = sidecar.router.space(&space).unwrap_or_else(|| Arc::new(sidecar.unlearned(&space)));
     let bad = |bad: BadQuery| Problem::field("query", bad.to_string());
-    let (scores, distribution) = (by.scores(&query.0).map_err(bad)?, by.distribution(&query.0).map_err(bad)?);
+    let restriction = Restriction { models, exclude: exclude.unwrap_or_default() };
+    let eligible = sidecar.eligible(&by, &restriction, now_ms())?;
+    let scores = by.scores(&query.0).map_err(bad)?;
+    let distribution = by.distribution_among(&query.0, &eligible).map_err(bad)?;
     let is_head = by.head(&query.0).map_err(bad)?.is_some();
     let model = |m: usize| {
         json!({
             "model": by.models()[m], "score": scores[m], "policy": distribution.policy[m],
-            "propensity": distribution.propensities[m],
+            "propensity": distribution.propensities[m], "eligible": eligible.allows(m),
         })
     };
     let (epoch, version, _) = by.stamp();
@@ -499,6 +573,10 @@ impl Watched for Sidecar {
         now["version"] = json!(env!("CARGO_PKG_VERSION"));
         now["ready"] = json!(self.is_ready());
         now["uptime_s"] = json!(self.started.elapsed().as_secs());
+        if let Ok(space) = Name::try_from(space) {
+            let resting = self.resting_of(&space, now_ms()).into_iter().map(|(model, _)| model);
+            now["resting"] = json!(resting.collect::<Vec<_>>());
+        }
         now
     }
 }
@@ -532,6 +610,7 @@ async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next
         "/v1/explain" => ("explain", true),
         "/v1/events" => ("events", true),
         "/v1/status" => ("status", false),
+        path if path == "/v1/models" || path.starts_with("/v1/models/") => ("models", false),
         "/metrics" => ("metrics", false),
         _ => {
             return match admitted {
@@ -554,6 +633,8 @@ async fn guard(State(sidecar): State<Arc<Sidecar>>, request: Request, next: Next
 impl Sidecar {
     /// The spaces and the versions of their parameters.
     pub(super) fn status(&self) -> Value {
+        let now_ms = now_ms();
+        let rest = |(model, rest): (ModelName, Rest)| json!({"model": model, "reason": rest.reason, "since_ms": rest.since_ms, "until_ms": rest.until_ms});
         let spaces: serde_json::Map<String, Value> = self
             .router
             .spaces()
@@ -565,6 +646,7 @@ impl Sidecar {
                     "models": params.models, "algorithm": params.algorithm, "created_ms": params.created_ms,
                     "head_queries": params.policy.head.len(),
                     "freshness_s": self.metrics.freshness(&params.space).map(|age| age.as_secs_f64()),
+                    "resting": self.resting_of(&params.space, now_ms).into_iter().map(rest).collect::<Vec<_>>(),
                 });
                 (params.space.to_string(), value)
             })
@@ -579,7 +661,7 @@ impl Sidecar {
 
     /// All metrics, in the format of OpenMetrics.
     pub(super) fn metrics(&self) -> String {
-        self.metrics.text(&self.router, self.is_ready(), self.writer.deliveries())
+        self.metrics.text(&self.router, self.is_ready(), self.writer.deliveries(), &self.rests())
     }
 
     /// Streams the data of the page.
@@ -635,15 +717,20 @@ impl Sidecar {
         Ok((parse(&received.bytes)?, received))
     }
 
+    /// The same of a body that holds no query.
+    pub(super) async fn small_json<T: DeserializeOwned>(&self, request: Request) -> Result<(T, Received), Problem> {
+        self.json(request, self.body_limits.reward).await
+    }
+
     /// Whether a reward will be clipped. Fails if it is rejected.
-    fn check_reward(&self, reward: f64) -> Result<bool, Problem> {
-        let spec = &self.settings.reward;
+    pub(super) fn check_reward(&self, field: &str, reward: f64) -> Result<bool, Problem> {
+        let spec = &self.settings().reward;
         if !reward.is_finite() {
-            return Err(Problem::field("reward", "must be a finite number"));
+            return Err(Problem::field(field, "must be a finite number"));
         }
         if spec.reject && !spec.contains(reward) {
             let range = format!("must be between {} and {} (reward.range)", spec.low, spec.high);
-            return Err(Problem::field("reward", range));
+            return Err(Problem::field(field, range));
         }
         Ok(!spec.contains(reward))
     }
@@ -656,18 +743,28 @@ impl Sidecar {
     }
 }
 
-fn asked(space: Name, request_id: Option<String>, query: Vector) -> Result<Asked, Problem> {
-    let request_id = match request_id {
+fn asked(space: Name, item: BatchItem) -> Result<Asked, Problem> {
+    let request_id = match item.request_id {
         Some(id) => {
             check_id("request_id", &id)?;
             id
         }
         None => format!("{:032x}", rand::rng().random::<u128>()),
     };
-    Ok(Asked { space, request_id, query: query.0 })
+    if let Some(draw_key) = &item.draw_key {
+        check_id("draw_key", draw_key)?;
+    }
+    // Sorted: a repeat may name them in another order.
+    let sorted = |mut names: Vec<String>| {
+        names.sort_unstable();
+        names
+    };
+    let restriction =
+        Restriction { models: item.models.map(sorted), exclude: item.exclude.map(sorted).unwrap_or_default() };
+    Ok(Asked { space, request_id, query: item.query.0, restriction, draw_key: item.draw_key })
 }
 
-fn space(named: Option<String>) -> Result<Name, Problem> {
+pub(super) fn space(named: Option<String>) -> Result<Name, Problem> {
     match named {
         None => Ok(Name::default_space()),
         Some(name) => Name::try_from(name).map_err(|bad| Problem::field("space", bad.to_string())),
@@ -681,7 +778,7 @@ fn check_id(field: &str, id: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-fn json_response<T: Serialize>(value: &T) -> Response {
+pub(super) fn json_response<T: Serialize>(value: &T) -> Response {
     match serde_json::to_vec(value) {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
         Err(error) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),

@@ -1,11 +1,12 @@
 //! A router: parameters of many spaces, replaced while it routes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
 use super::{Compiled, Distribution, DrawKey, Params};
+use crate::eligible::Eligible;
 use crate::event::{BadQuery, ModelName, Name};
 
 /// Routes queries with the newest parameters. Readers never wait for writers.
@@ -23,6 +24,8 @@ pub struct Answer {
     pub model: usize,
     /// The distribution that it was drawn from.
     pub distribution: Distribution,
+    /// What the model was drawn by, if not by the request ID.
+    pub draw_key: Option<Box<str>>,
     /// The parameters.
     pub by: Arc<Compiled>,
 }
@@ -31,6 +34,12 @@ impl Answer {
     /// Name of the model.
     pub fn model_name(&self) -> &ModelName {
         &self.by.models()[self.model]
+    }
+
+    /// Numbers over all models, such as a distribution, by the names of the eligible ones.
+    pub fn by_name(&self, numbers: &[f64]) -> BTreeMap<&ModelName, f64> {
+        let named = self.by.models().iter().zip(numbers.iter().copied()).enumerate();
+        named.filter(|(m, _)| self.distribution.eligible.allows(*m)).map(|(_, of)| of).collect()
     }
 }
 
@@ -103,9 +112,22 @@ impl Router {
 
     /// Routes a query by given parameters, which it need not hold.
     pub fn decide(&self, by: Arc<Compiled>, request_id: &str, query: &[f32]) -> Result<Answer, BadQuery> {
-        let distribution = by.distribution(query)?;
-        let model = distribution.draw(self.key.draw(by.space(), request_id));
-        Ok(Answer { model, distribution, by })
+        self.decide_among(by, request_id, None, query, &Eligible::ALL)
+    }
+
+    /// The same among the eligible models, and by the draw of another key than the request ID, if there is one. Requests with
+    /// one key, such as the ID of a session, keep their model while the distribution stays the same.
+    pub fn decide_among(
+        &self,
+        by: Arc<Compiled>,
+        request_id: &str,
+        draw_key: Option<&str>,
+        query: &[f32],
+        eligible: &Eligible,
+    ) -> Result<Answer, BadQuery> {
+        let distribution = by.distribution_among(query, eligible)?;
+        let model = distribution.draw(self.key.draw(by.space(), draw_key.unwrap_or(request_id)));
+        Ok(Answer { model, distribution, draw_key: draw_key.map(Box::from), by })
     }
 }
 
@@ -180,6 +202,26 @@ mod tests {
                 last = version;
             }
         });
+    }
+
+    #[test]
+    fn eligible_models_are_drawn_from_the_conditioned_distribution() {
+        let router = router();
+        router.offer(params((0, 1, 0), 1.0));
+        let by = router.space(&Name::default_space()).unwrap();
+        let only_b = Eligible::only(vec![false, true]).unwrap();
+        for id in ["r", "s", "t", "u", "v", "w"] {
+            let answer = router.decide_among(by.clone(), id, None, &[1.0, 0.0], &only_b).unwrap();
+            let b = answer.model_name();
+            assert_eq!((b.as_str(), answer.by_name(&answer.distribution.propensities)), ("b", [(b, 1.0)].into()));
+            let all = router.decide_among(by.clone(), "any", Some(id), &[1.0, 0.0], &Eligible::ALL).unwrap();
+            assert_eq!(
+                all.model,
+                router.route(by.space(), id, &[1.0, 0.0]).unwrap().unwrap().model,
+                "drawn by the key"
+            );
+            assert_eq!(all.by_name(&all.distribution.policy).len(), 2);
+        }
     }
 
     #[test]

@@ -14,7 +14,8 @@
 //! Learners export their policy in this one form, so a router does not depend on the learning algorithm.
 //!
 //! [`Params`] is the reference form; [`Compiled`] is the same, laid out for speed; [`Router`] holds the parameters of many
-//! spaces and replaces them while it routes.
+//! spaces and replaces them while it routes. [`Restriction`] is what a request says about its models, [`Resting`] which models
+//! rest, [`Recent`] what was decided lately.
 
 mod compiled;
 mod draw;
@@ -22,6 +23,8 @@ mod head;
 mod live;
 mod outcomes;
 mod recent;
+mod resting;
+mod restriction;
 
 use serde::{Deserialize, Serialize};
 
@@ -29,8 +32,10 @@ pub use compiled::Compiled;
 pub use draw::{BadKey, DrawKey};
 pub use head::{BadHeadTable, HEAD_QUERIES_MAX, HeadTable};
 pub use live::{Answer, Router};
-pub use outcomes::{BadOutcomes, Outcomes};
+pub use outcomes::{BadOutcomes, OUTCOME_NAME_BYTES_MAX, OUTCOMES_MAX, Outcomes};
 pub use recent::{Recent, RecentSpec};
+pub use resting::{Rest, RestOf, RestReason, Resting, RestingSpec};
+pub use restriction::{Restriction, UnknownModel};
 
 use crate::eligible::Eligible;
 use crate::event::{BadQuery, ModelName, Name, Query};

@@ -1,5 +1,11 @@
 //! What models cost besides their reward, as routers hold it: expected outcomes per model, and their prices.
 
+/// Largest number of priced outcomes.
+pub const OUTCOMES_MAX: usize = 64;
+
+/// Longest name of an outcome, in bytes.
+pub const OUTCOME_NAME_BYTES_MAX: usize = 64;
+
 /// Expected outcomes of each model and their prices, in units of the score. Without names there are none.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outcomes {
@@ -43,13 +49,15 @@ impl Outcomes {
         &self.expected[model * n..(model + 1) * n]
     }
 
+    /// What the expected outcomes of a model cost.
+    pub fn charge_of(&self, model: usize) -> f64 {
+        self.prices.iter().zip(self.expected(model)).map(|(price, &x)| price * f64::from(x)).sum()
+    }
+
     /// Subtracts from each model's score what its expected outcomes cost.
     pub fn charge(&self, scores: &mut [f64]) {
-        if self.is_empty() {
-            return;
-        }
-        for (score, expected) in scores.iter_mut().zip(self.expected.chunks_exact(self.names.len())) {
-            *score -= self.prices.iter().zip(expected).map(|(price, &x)| price * f64::from(x)).sum::<f64>();
+        if !self.is_empty() {
+            scores.iter_mut().enumerate().for_each(|(model, score)| *score -= self.charge_of(model));
         }
     }
 }

@@ -60,6 +60,14 @@ impl<T: Clone> Recent<T> {
         Ok((decision, true))
     }
 
+    /// The remembered decision of a request.
+    pub fn get(&self, space: &Name, request_id: &str, now_ms: u64) -> Option<T> {
+        let key = self.key(space, request_id);
+        let mut shard = self.shard(key);
+        shard.forget(now_ms, usize::MAX);
+        shard.decisions.get(&key).cloned()
+    }
+
     /// Removes a decision whose event was not written.
     pub fn forget(&self, space: &Name, request_id: &str) {
         let key = self.key(space, request_id);
@@ -108,6 +116,8 @@ mod tests {
         let recent = recent(1000, 10);
         assert_eq!(get(&recent, "a", 100, 1), (1, true));
         assert_eq!(get(&recent, "a", 110, 2), (1, false));
+        assert_eq!(recent.get(&Name::default_space(), "a", 110), Some(1));
+        assert_eq!(recent.get(&Name::default_space(), "a", 111), None);
         assert_eq!(get(&recent, "a", 111, 3), (3, true));
         recent.forget(&Name::default_space(), "a");
         assert_eq!(get(&recent, "a", 111, 4), (4, true));

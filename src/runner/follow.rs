@@ -100,6 +100,10 @@ impl Run<'_> {
 
     /// Opens the store. The daemon retries while the disk is full.
     pub(super) fn open_store(&self) -> Result<Shared<DirStore>> {
+        // After a reload it is open already.
+        if let Some(store) = self.store.get() {
+            return Ok(store);
+        }
         let store = self.retry().run("open_store", || Ok(super::open_store(&self.config.store)?))?;
         if let Err(error) = self.store.set(&self.config.store.dir, store.clone()) {
             tracing::warn!(%error, "cannot write backup-token to store.dir; `snapshots backup` has to wait for a restart");

@@ -17,6 +17,7 @@ use super::retry::Retry;
 use crate::config::{Settings, SnapshotConfig};
 use crate::dead_letters::Recording;
 use crate::engine::{Applied, DeadLetter, Engine};
+use crate::evaluate::rollout::Stage;
 use crate::event::Name;
 use crate::merge::{Merge, MergeState, Next, Origin, Sourced};
 use crate::router::Params;
@@ -77,6 +78,8 @@ pub struct Lane<S> {
     events_since: u64,
     /// Event time of the oldest reward of each space that was learned from and is in no publication yet.
     oldest_rewards: BTreeMap<Name, i64>,
+    /// Charges of each space at its last publication by this process.
+    published_charges: BTreeMap<Name, u64>,
     last_snapshot: Duration,
 }
 
@@ -141,6 +144,7 @@ impl<S: Log> Lane<S> {
             applied_since: 0,
             events_since: 0,
             oldest_rewards: BTreeMap::new(),
+            published_charges: BTreeMap::new(),
         };
         (lane, positions)
     }
@@ -328,15 +332,21 @@ impl<S: Log> Lane<S> {
     }
 
     /// Parameters of the spaces that have learned since their last publication, or (`all`) of every space that has learned.
+    /// Spaces that only observe publish nothing.
     fn publications(&mut self, created_ms: u64, all: bool) -> Vec<Params> {
         let in_part = |space: &Name| self.keeps.spread && self.settings.space(space).shards > 1;
-        let names = self.engine.names().filter(|space| !self.engine.is_blank(space) && !in_part(space));
+        let observes = |space: &Name| self.settings.space(space).worth.rollout.stage == Stage::Observe;
+        let is_shown = |space: &&Name| !self.engine.is_blank(space) && !in_part(space) && !observes(space);
+        let names = self.engine.names().filter(is_shown);
         let mut published = Vec::new();
         for space in names.cloned().collect::<Vec<Name>>() {
             let Some(version) = self.engine.version(&space) else { continue };
             let last = self.head.publications.get(&space).copied();
+            // Prices change with every charge, whether or not anything was learned.
+            let charges = self.engine.charges(&space);
+            let has_charged = self.published_charges.insert(space.clone(), charges).unwrap_or_default() != charges;
             let revision = match last {
-                Some(last) if last.version == version && !all => continue,
+                Some(last) if last.version == version && !all && !has_charged => continue,
                 Some(last) if last.version == version => (last.revision + 1).min(STAMP_MAX),
                 _ => 0,
             };

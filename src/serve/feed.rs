@@ -26,14 +26,14 @@ pub(super) type Feed = Box<dyn FnOnce(&Intake, &AtomicBool) -> anyhow::Result<()
 /// Entry point of parameters: logs, counts and skips invalid ones, offers the others to the router.
 pub(super) struct Intake {
     pub(super) sidecar: Arc<Sidecar>,
-    pub(super) settings: Settings,
 }
 
 impl Intake {
     /// Decodes bytes read from a place; returns whether they are valid parameters.
     fn take(&self, place: &str, bytes: anyhow::Result<Vec<u8>>) -> bool {
-        let decode =
-            |bytes: Vec<u8>| Ok((params::decode_for(&self.settings, &bytes)?, params::oldest_reward_ms(&bytes)));
+        let decode = |bytes: Vec<u8>| {
+            Ok((params::decode_for(&self.sidecar.settings(), &bytes)?, params::oldest_reward_ms(&bytes)))
+        };
         match bytes.and_then(decode) {
             Ok((params, oldest_reward_ms)) => {
                 let (space, version) = (params.space.to_string(), params.version);

@@ -1,7 +1,7 @@
 //! A learner on a thread of its own.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use anyhow::anyhow;
 use tokio::runtime::Handle;
@@ -11,6 +11,7 @@ use crate::config::{Config, Settings};
 use crate::runner::follow::{Outcome, Run};
 use crate::state::running::RunningStore;
 use crate::telemetry::Status;
+use crate::transport::lock;
 
 /// How a learner runs.
 #[derive(Debug, Clone, Copy, Default)]
@@ -21,6 +22,9 @@ pub struct Options {
     pub accept_gap: bool,
 }
 
+/// The configuration to continue with, if it has changed.
+type Next = Arc<Mutex<Option<(Config, Settings)>>>;
+
 /// A learner that runs.
 pub struct Learning {
     /// What it reports.
@@ -28,6 +32,7 @@ pub struct Learning {
     /// Its store, once it is open.
     pub store: RunningStore,
     stop: Arc<AtomicBool>,
+    next: Next,
     ended: oneshot::Receiver<anyhow::Result<Option<Outcome>>>,
 }
 
@@ -35,21 +40,59 @@ impl Learning {
     /// Starts a learner that reports to `status`. Must be called within the runtime.
     pub fn start(config: &Config, settings: &Settings, options: Options, status: Arc<Status>) -> anyhow::Result<Self> {
         let (done, ended) = oneshot::channel();
-        let (store, stop) = (RunningStore::default(), Arc::new(AtomicBool::new(false)));
-        let learning = Self { status: status.clone(), store: store.clone(), stop: stop.clone(), ended };
-        let (config, settings, runtime) = (config.clone(), settings.clone(), Handle::current());
+        let (store, stop, next) = (RunningStore::default(), Arc::new(AtomicBool::new(false)), Next::default());
+        let learning =
+            Self { status: status.clone(), store: store.clone(), stop: stop.clone(), next: next.clone(), ended };
+        let (mut config, mut settings, runtime) = (config.clone(), settings.clone(), Handle::current());
         std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
             let Options { once, accept_gap } = options;
-            let (config, settings, stop, status, runtime) = (&config, &settings, &stop, &*status, &runtime);
-            let run = Run { once, accept_gap, config, settings, stop, status, store: &store, runtime };
-            let _ = done.send(run.follow());
+            let (status, runtime) = (&*status, &runtime);
+            let outcome = loop {
+                let (config_now, settings_now) = (&config, &settings);
+                let run = Run {
+                    once,
+                    accept_gap,
+                    config: config_now,
+                    settings: settings_now,
+                    stop: &stop,
+                    status,
+                    store: &store,
+                    runtime,
+                };
+                let outcome = run.follow();
+                // It was stopped for a reload: the lanes open again, from their last snapshot, with the new configuration.
+                let mut next = lock(&next);
+                match next.take() {
+                    Some(changed) if outcome.is_ok() => {
+                        (config, settings) = changed;
+                        stop.store(false, Ordering::Relaxed);
+                    }
+                    _ => break outcome,
+                }
+            };
+            let _ = done.send(outcome);
         })?;
         Ok(learning)
     }
 
     /// Asks it to stop: it takes a last snapshot and publishes.
     pub fn stop(&self) {
+        let mut next = lock(&self.next);
+        *next = None;
         self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// What continues it with another configuration: it takes a snapshot and resumes from that.
+    pub fn reconfigure(&self) -> impl Fn(&Config, &Settings) + Send + Sync + use<> {
+        let (next, stop) = (self.next.clone(), self.stop.clone());
+        move |config, settings| {
+            let mut next = lock(&next);
+            // One that stops for good stays stopped.
+            if next.is_some() || !stop.load(Ordering::Relaxed) {
+                *next = Some((config.clone(), settings.clone()));
+                stop.store(true, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Waits until it has ended. Call it until it has returned once, and not again.

@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `learner` | a learner on a thread of its own |
 //! | `router` | a router: events out, parameters in, HTTP |
+//! | `reload` | applies a changed configuration |
 //! | `feed` | where a router writes events and reads parameters |
 
 mod feed;
 mod learner;
+mod reload;
 mod router;
 
 use std::io;
@@ -21,6 +23,7 @@ use crate::http::Server;
 use crate::telemetry::HttpCounters;
 
 pub use learner::{Learning, Options};
+pub use reload::{Load, NotReloaded, Reload};
 pub use router::Routing;
 
 /// The signals that stop a daemon.

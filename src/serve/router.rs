@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::Reload;
 use super::feed::{Intake, connect};
 use crate::config::{Config, Settings};
 use crate::http::sidecar::Sidecar;
@@ -44,7 +45,7 @@ impl Routing {
         let (writer, feed) = connect(config, settings)?;
         let (writer, router, ready) = (Arc::new(writer), Arc::new(router), Arc::new(AtomicBool::new(serve_uniform)));
         let sidecar = Arc::new(Sidecar::new(config, settings.clone(), router, ready, writer.clone(), &server));
-        let intake = Intake { sidecar: sidecar.clone(), settings: settings.clone() };
+        let intake = Intake { sidecar: sidecar.clone() };
         let fed = Arc::new(AtomicBool::new(true));
         let feeding = fed.clone();
         // Loading parameters takes milliseconds: not on a thread that serves requests.
@@ -62,17 +63,19 @@ impl Routing {
     pub async fn serve(
         self,
         learner: Option<(Arc<Status>, RunningStore)>,
+        reload: Arc<Reload>,
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<()> {
         let Self { server, sidecar, writer, feeder, fed, mut failure } = self;
+        reload.add(sidecar.reconfigure());
         let (stopping, stopped) = oneshot::channel();
         let stop = async move {
             stop.await;
             let _ = stopping.send(());
         };
         let serving: Pin<Box<dyn Future<Output = ()> + Send>> = match learner {
-            None => Box::pin(sidecar.serve(server, stop)),
-            Some((status, store)) => Box::pin(both::serve(server, sidecar, status, store, stop)),
+            None => Box::pin(sidecar.serve(server, reload, stop)),
+            Some((status, store)) => Box::pin(both::serve(server, sidecar, status, store, reload, stop)),
         };
         let served = tokio::select! {
             () = serving => Ok(()),

@@ -45,6 +45,11 @@ impl RunningStore {
         Ok(())
     }
 
+    /// The store, if it is open.
+    pub fn get(&self) -> Option<Shared<DirStore>> {
+        self.0.get().map(|(store, _)| store.clone())
+    }
+
     /// The newest generation of every lane. Commits wait while the store is read; learning continues.
     pub fn backup(&self, token: &[u8]) -> Result<Vec<u8>, NoBackup> {
         let (store, expected) = self.0.get().ok_or(NoBackup::NotOpen)?;

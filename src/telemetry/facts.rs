@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::{Reasons, SpaceNews, Timing};
 use crate::dead_letters::{Recording, SAMPLE};
 use crate::engine::{Applied, Side};
+use crate::evaluate::rollout::{RolloutView, Stage};
 use crate::evaluate::sample_ratio::SampleRatioView;
 use crate::event::{ModelName, Name};
 use crate::hpg::factored::FORESIGHT;
@@ -66,6 +67,8 @@ pub(super) struct Log {
     pub failures: BTreeMap<&'static str, u64>,
     /// Spaces whose models are not played as often as the logged propensities say.
     pub mismatches: BTreeSet<String>,
+    /// Stage of the rollout of each space.
+    pub stages: BTreeMap<String, Stage>,
     /// Operations that are failing and retried.
     pub failing: BTreeMap<&'static str, Failing>,
 }
@@ -288,7 +291,7 @@ impl Facts {
                 space,
                 examples = ratio.examples,
                 worst,
-                "the log contradicts its propensities, so estimates of the lift are withheld and the guard releases nothing; \
+                "the log contradicts its propensities, so estimates of the lift are withheld and a rollout holds the policy back; \
                  correct the propensities, or declare the split in learner.declared_propensities"
             );
         }
@@ -296,6 +299,29 @@ impl Facts {
             tracing::info!(space, "models are again played as often as the logged propensities say");
         }
         log.mismatches = found.into_keys().collect();
+    }
+
+    /// Reports the stages of all rollouts. A change of stage is logged, with its figures.
+    pub fn stages(&self, spaces: &BTreeMap<String, SpaceNews>) {
+        let stages = &mut lock(&self.log).stages;
+        for (space, RolloutView { stage, share, incumbent, allowance }) in
+            spaces.iter().filter_map(|(space, news)| Some((space, news.rollout.as_ref()?)))
+        {
+            let Some(before) = stages.insert(space.clone(), *stage).filter(|before| before != stage) else { continue };
+            let lift = spaces[space].lift.as_ref();
+            tracing::info!(
+                space,
+                from = before.as_str(),
+                to = stage.as_str(),
+                share,
+                allowance,
+                incumbent = incumbent.as_ref().map(ModelName::as_str),
+                lift = lift.map(|lift| lift.lift),
+                lift_lower = lift.and_then(|lift| lift.lower),
+                examples = spaces[space].counts.applied,
+                "the rollout has changed its stage"
+            );
+        }
     }
 
     /// Reports a failed operation that is retried. Logged once per episode.

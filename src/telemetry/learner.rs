@@ -16,9 +16,11 @@ use super::sheet::Sheet;
 use super::usable::Usable;
 use super::{Facts, History, HttpCounters, MODELS_MAX, OTHER, Published, SPACES_MAX, Unread, pick};
 use crate::engine::{Counts, Engine, Side, Tally, Totals};
+use crate::evaluate::rollout::RolloutView;
 use crate::evaluate::sample_ratio::{SampleRatio, SampleRatioView};
 use crate::evaluate::verdict::Contradiction;
 use crate::evaluate::worth::WorthView;
+use crate::objective::{ObjectiveView, OutcomeView};
 use crate::transport::kafka::unreadable::Unreadable;
 use crate::transport::{lock, now_ms};
 use crate::warnings::{Code as WarningCode, Warning};
@@ -85,6 +87,10 @@ pub struct SpaceNews {
     pub warnings: Vec<Warning>,
     /// Whether models were played as often as the propensities say, if known.
     pub sample_ratio: Option<SampleRatioView>,
+    /// The stage of the rollout, if known.
+    pub rollout: Option<RolloutView>,
+    /// What was charged, where more than the reward counts. Of a space with several lanes, that of one of them.
+    pub objective: Option<ObjectiveView>,
 }
 
 /// Policy value, estimated from logged examples.
@@ -106,8 +112,6 @@ pub struct Lift {
     pub contradiction: Option<String>,
     /// Effective number of examples.
     pub examples: f64,
-    /// Whether the guard holds the policy back; none where there is no guard.
-    pub held_back: Option<bool>,
 }
 
 impl Lift {
@@ -128,7 +132,6 @@ impl Lift {
             upper: range.map(|range| range.high),
             contradiction: worth.contradiction.as_ref().map(Contradiction::sentence),
             examples: verdict.policy.effective_examples,
-            held_back: worth.held_back,
         }
     }
 }
@@ -146,6 +149,8 @@ impl News {
             space.add(&tally);
             space.worth = engine.worth(tally.name).filter(|_| told);
             space.lift = space.worth.as_ref().map(Lift::of);
+            space.rollout = engine.rollout(tally.name).filter(|_| told);
+            space.objective = engine.objective(tally.name).filter(|_| told);
             space.warnings = if told { engine.warnings(tally.name) } else { Vec::new() };
             if let Some((ratio, spec)) = engine.sample_ratio(tally.name).filter(|_| told) {
                 let new = || SampleRatio::new(spec.models.len());
@@ -306,6 +311,7 @@ impl Status {
         let (news, mut told) = (Arc::new(news), lock(&self.told));
         told.usable.note(&news.counts);
         self.facts.sample_ratios(&news.spaces);
+        self.facts.stages(&news.spaces);
         if told.named.len() < SPACES_MAX {
             let room = SPACES_MAX - told.named.len();
             let new: Vec<String> = news.spaces.keys().filter(|name| !told.named.contains(name)).cloned().collect();
@@ -376,7 +382,9 @@ impl Status {
                 "space": space,
                 "of_space": news.spaces.get(space).map(|news| SpacePoint::of(space, news, &log)),
                 "lift": news.spaces.get(space).and_then(|news| news.lift.as_ref()),
+                "rollout": news.spaces.get(space).and_then(|news| news.rollout.as_ref()),
                 "sample_ratio": news.spaces.get(space).and_then(|news| news.sample_ratio.as_ref()),
+                "objective": news.spaces.get(space).and_then(|news| news.objective.as_ref()),
                 "models": log.published.get(space).map(|published| &published.models),
             }),
         );
@@ -476,6 +484,12 @@ struct Space {
 struct SpaceWarning {
     space: String,
     code: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SpaceOutcome {
+    space: String,
+    outcome: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -631,8 +645,15 @@ fn of_spaces(sheet: &mut Sheet, news: &News, named: &[String], log: &Log) {
     sheet.gauges("lift_lower", "Lower confidence bound of the lift, valid at all times simultaneously", lower);
     let upper = ranged().map(|(space, [.., upper])| (space, upper));
     sheet.gauges("lift_upper", "Upper confidence bound of the lift, valid at all times simultaneously", upper);
-    let held = lifts().filter_map(|(space, lift)| Some((space, u64::from(lift.held_back?))));
-    sheet.gauges("held_back", "1 while the guard holds the policy back; absent without a guard", held);
+    let rollouts = || single().filter_map(|(space, news)| Some((space, news.rollout.as_ref()?)));
+    let stages = rollouts().map(|(space, rollout)| (space, rollout.stage as u64));
+    sheet.gauges("stage", "Stage of the rollout: 0 observe, 1 shadow, 2 canary, 3 full", stages);
+    let shares = rollouts().map(|(space, rollout)| (space, rollout.share));
+    sheet.gauges("policy_share", "Share of the traffic that follows the learned policy", shares);
+    let allowances = rollouts().filter_map(|(space, rollout)| Some((space, rollout.allowance?)));
+    let about =
+        "Lower confidence bound of what a rollout may still lose against the incumbent, in rewards scaled to 0..1";
+    sheet.gauges("allowance", about, allowances);
     let ratios = || single().filter_map(|(space, news)| Some((space, news.sample_ratio.as_ref()?)));
     let about = "1 while models are not played as often as the logged propensities say";
     let mismatch = ratios().map(|(space, ratio)| (space, u64::from(ratio.mismatch)));
@@ -640,6 +661,18 @@ fn of_spaces(sheet: &mut Sheet, news: &News, named: &[String], log: &Log) {
     let about = "Natural logarithm of the evidence that models are not played as often as the logged propensities say";
     let evidence = ratios().map(|(space, ratio)| (space, ratio.log_evidence));
     sheet.gauges("sample_ratio_log_evidence", about, evidence);
+    let outcomes = single().flat_map(|(Space { space }, news)| {
+        let outcomes = news.objective.iter().flat_map(|objective| &objective.outcomes);
+        outcomes.map(move |one| (SpaceOutcome { space: space.clone(), outcome: one.name.clone() }, one))
+    });
+    let outcomes: Vec<(SpaceOutcome, &OutcomeView)> = outcomes.collect();
+    let of = |figure: fn(&OutcomeView) -> Option<f64>| {
+        outcomes.iter().filter_map(move |(label, one)| Some((label.clone(), figure(one)?)))
+    };
+    sheet.gauges("outcome_mean", "Mean outcome of the latest requests, about 2000 of them", of(|one| one.recent));
+    sheet.gauges("outcome_budget", "Budget of an outcome per request", of(|one| one.budget));
+    let about = "Reward that one unit of an outcome is worth at present so that its budget holds";
+    sheet.gauges("outcome_lambda", about, of(|one| Some(one.lambda)));
 }
 
 fn of_models(sheet: &mut Sheet, named: &[String], log: &Log) {
@@ -716,7 +749,6 @@ mod tests {
             upper: Some(0.15),
             contradiction: None,
             examples: 900.0,
-            held_back: Some(true),
         }
     }
 
@@ -836,7 +868,6 @@ mod tests {
             let name = format!("pointsman_learner_{name}");
             assert_eq!(values(&metrics, &name), [(format!("{name}{{space=\"space-0001\"}}").as_str(), value)]);
         }
-        assert_eq!(values(&metrics, "pointsman_learner_held_back").len(), 1);
         assert_eq!(status.now("space-0001", "")["lift"]["best_constant"], "bge");
         assert_eq!(status.now("space-0000", "")["lift"], Value::Null);
         let past = status.history("space-0001");

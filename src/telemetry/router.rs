@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::sheet::Sheet;
 use super::{History, HttpCounters, MODELS_MAX, ModelNews, OTHER, SPACES_MAX, Timing, pick};
 use crate::event::{ModelName, Name};
-use crate::router::{Answer, Compiled, Router};
+use crate::router::{Answer, Compiled, RestReason, Router};
 use crate::transport::{lock, now_ms};
 
 /// Initial interval of history points.
@@ -48,8 +48,18 @@ struct Counts {
     params_rejected: u64,
     /// Time from the oldest reward of the newest parameters to their use, by space.
     freshness: BTreeMap<Name, Duration>,
-    /// By space and model.
-    decisions: BTreeMap<Name, BTreeMap<ModelName, u64>>,
+    decisions: ByModel,
+    /// Decisions among a part of the models.
+    restricted: u64,
+    failures: ByModel,
+}
+
+/// Counts by space and model.
+type ByModel = BTreeMap<Name, BTreeMap<ModelName, u64>>;
+
+/// The name that spaces are aggregated by.
+fn other() -> Name {
+    Name::try_from(OTHER).expect("a valid name")
 }
 
 struct Past {
@@ -112,6 +122,13 @@ struct SpaceLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RestLabels {
+    space: String,
+    model: String,
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ModelLabels {
     space: String,
     model: String,
@@ -156,9 +173,15 @@ impl Metrics {
         lock(&self.counts).repeats += 1;
     }
 
-    /// Counts an accepted reward that the learner will clip.
-    pub fn clipped(&self) {
-        lock(&self.counts).clipped += 1;
+    /// Counts accepted rewards that the learner will clip.
+    pub fn clipped(&self, number: u64) {
+        lock(&self.counts).clipped += number;
+    }
+
+    /// Counts a failure of a model. Spaces that the router does not hold are aggregated, as in [`Self::decided`].
+    pub fn failed(&self, space: &Name, model: &ModelName, is_held: bool) {
+        let space = if is_held { space.clone() } else { other() };
+        *lock(&self.counts).failures.entry(space).or_default().entry(model.clone()).or_default() += 1;
     }
 
     /// Parameters were rejected.
@@ -180,7 +203,8 @@ impl Metrics {
     /// Counts a decision. Spaces that the router does not hold are aggregated: their number is unbounded.
     pub fn decided(&self, answer: &Answer, is_held: bool) {
         let mut counts = lock(&self.counts);
-        let other = Name::try_from(OTHER).expect("a valid name");
+        counts.restricted += u64::from(!answer.distribution.eligible.is_all());
+        let other = other();
         let (space, model) = (if is_held { answer.by.space() } else { &other }, answer.model_name());
         match counts.decisions.get_mut(space).and_then(|models| models.get_mut(model)) {
             Some(number) => *number += 1,
@@ -262,7 +286,13 @@ impl Metrics {
     }
 
     /// In the format of OpenMetrics.
-    pub fn text(&self, router: &Router, ready: bool, deliveries: Option<(u64, u64)>) -> String {
+    pub fn text(
+        &self,
+        router: &Router,
+        ready: bool,
+        deliveries: Option<(u64, u64)>,
+        resting: &[(Name, ModelName, RestReason)],
+    ) -> String {
         let mut sheet = Sheet::new("pointsman_router");
         let counts = lock(&self.counts);
         let requests = counts.requests.iter();
@@ -288,7 +318,19 @@ impl Metrics {
             sheet.counters("deliveries", of_accepted, outcomes);
         }
         let spaces = router.spaces();
-        sheet.counters("decisions", "Decisions, by space and drawn model", counts.decisions(&spaces));
+        sheet.counters("decisions", "Decisions, by space and drawn model", labelled(&counts.decisions, &spaces));
+        let restricted = "Decisions among a part of the models: the request excluded others, or they rested";
+        sheet.counters("restricted", restricted, [(none(), counts.restricted)]);
+        let failures = "Decisions whose model did not answer, by space and model";
+        sheet.counters("failures", failures, labelled(&counts.failures, &spaces));
+        let rests = resting.iter().enumerate().map(|(i, (space, model, reason))| {
+            let is_named = i < MODELS_MAX && spaces.iter().take(SPACES_MAX).any(|by| by.space() == space);
+            let space = if is_named { space.as_str() } else { OTHER }.to_owned();
+            let model = if is_named { model.as_str() } else { OTHER }.to_owned();
+            (RestLabels { space, model, reason: reason.name() }, 1_u64)
+        });
+        let about = "Models that rest, by space, model and reason";
+        sheet.gauges("resting", about, rests);
         let told = || spaces.iter().take(SPACES_MAX);
         let label = |by: &Compiled| SpaceLabels { space: by.space().to_string() };
         let versions = told().map(|by| (label(by), by.params().version));
@@ -328,23 +370,23 @@ impl Counts {
         let number = |model: &ModelName| models.and_then(|models| models.get(model)).copied().unwrap_or(0);
         SpacePoint { version: by.params().version, traffic: by.models().iter().map(number).collect() }
     }
+}
 
-    /// Spaces and models beyond the limits are aggregated.
-    fn decisions(&self, spaces: &[Arc<Compiled>]) -> Vec<(ModelLabels, u64)> {
-        let mut room = MODELS_MAX;
-        let mut rows = Vec::new();
-        for (space, models) in &self.decisions {
-            let told = spaces.iter().take(SPACES_MAX).any(|by| by.space() == space);
-            for (model, number) in models {
-                let named = told && room > 0;
-                room -= usize::from(named);
-                let space = if told { space.as_str() } else { OTHER }.to_owned();
-                let model = if named { model.as_str() } else { OTHER }.to_owned();
-                rows.push((ModelLabels { space, model }, *number));
-            }
+/// Rows of counts. Spaces and models beyond the limits are aggregated.
+fn labelled(by_model: &ByModel, spaces: &[Arc<Compiled>]) -> Vec<(ModelLabels, u64)> {
+    let mut room = MODELS_MAX;
+    let mut rows = Vec::new();
+    for (space, models) in by_model {
+        let told = spaces.iter().take(SPACES_MAX).any(|by| by.space() == space);
+        for (model, number) in models {
+            let named = told && room > 0;
+            room -= usize::from(named);
+            let space = if told { space.as_str() } else { OTHER }.to_owned();
+            let model = if named { model.as_str() } else { OTHER }.to_owned();
+            rows.push((ModelLabels { space, model }, *number));
         }
-        rows
     }
+    rows
 }
 
 #[cfg(test)]
@@ -372,7 +414,7 @@ mod tests {
     fn spaces_beyond_the_limit_are_told_together() {
         let metrics = Metrics::default();
         let router = busy(SPACES_MAX + 7, 3, &metrics);
-        let text = metrics.text(&router, true, Some((5, 1)));
+        let text = metrics.text(&router, true, Some((5, 1)), &[]);
         let decisions = text.lines().filter(|line| line.starts_with("pointsman_router_decisions_total{"));
         assert_eq!(decisions.count(), SPACES_MAX + 1);
         assert!(text.contains("pointsman_router_decisions_total{space=\"other\",model=\"other\"} 7"), "{text}");
@@ -389,7 +431,7 @@ mod tests {
         for ms in [700, 300] {
             metrics.fresh(&space, Duration::from_millis(ms));
         }
-        let text = metrics.text(&router, true, None);
+        let text = metrics.text(&router, true, None, &[]);
         for line in [
             "pointsman_freshness_seconds{space=\"space-0001\"} 0.3",
             "pointsman_router_freshness_seconds_count 2",

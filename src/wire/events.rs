@@ -37,12 +37,14 @@ pub struct QueryEvent {
     pub model: ModelName,
     /// The known part of the distribution that it was drawn from.
     pub propensities: Propensities,
-    /// The distribution before floor or guard were mixed in, where it differs.
+    /// The distribution before the floor was mixed in, where it differs.
     pub policy: Option<Vec<(ModelName, f64)>>,
     /// Version of the parameters that decided, if a router of ours did.
     pub params_version: Option<u64>,
     /// Outcomes that were known when the decision was taken, clipped to their ranges.
     pub outcomes: BTreeMap<String, f64>,
+    /// Whether it was drawn by a key that several requests share.
+    pub is_keyed: bool,
 }
 
 /// The known part of the distribution that a model was drawn from.
@@ -227,6 +229,12 @@ impl Bad {
     }
 }
 
+/// Where routers say that a decision was drawn by another key than its request ID.
+pub(super) const DRAW_KEY: &str = "/draw_key";
+
+/// Where routers write outcomes.
+const OUTCOMES: &str = "/outcomes";
+
 /// Tolerance of the sum of propensities.
 const SUM_TOLERANCE: f64 = 1e-6;
 
@@ -339,6 +347,7 @@ impl Parser {
             policy: optional(&object, &fields.policy).map(|value| distribution(value, &fields.policy)).transpose()?,
             params_version: optional(&object, &fields.params_version).and_then(Value::as_u64),
             outcomes: self.outcomes(&object)?,
+            is_keyed: optional(&object, DRAW_KEY).is_some(),
         })
     }
 
@@ -350,14 +359,19 @@ impl Parser {
         let failed = optional(&object, &fields.failed).map(|value| boolean(value, &fields.failed)).transpose()?;
         let rewards = optional(&object, &fields.rewards).map(|value| by_model(value, &fields.rewards)).transpose()?;
         let model = |field: &str| optional(&object, field).map(|value| name(value, field)).transpose();
+        let feedback = self.feedback(
+            reward.transpose()?,
+            self.outcomes(&object)?,
+            failed.unwrap_or_default(),
+            rewards.unwrap_or_default(),
+            (model(&fields.preferred)?, model(&fields.over)?),
+        )?;
+        // Outcomes that are not configured are ignored, also if nothing else is there.
+        if feedback == Feedback::default() && !optional(&object, OUTCOMES).is_some_and(Value::is_object) {
+            return Err(Bad::MissingField(fields.reward.clone()));
+        }
         Ok(RewardEvent {
-            feedback: self.feedback(
-                reward.transpose()?,
-                self.outcomes(&object)?,
-                failed.unwrap_or_default(),
-                rewards.unwrap_or_default(),
-                (model(&fields.preferred)?, model(&fields.over)?),
-            )?,
+            feedback,
             request_id: id(required(&object, &fields.request_id)?, &fields.request_id)?,
             space: space(&object, &fields.space)?,
             ts_ms: self.time(&object, &fields.ts_ms, record_ms)?,
@@ -371,7 +385,7 @@ impl Parser {
         let found = plan.read(bytes)?;
         let fields = &self.events.fields;
         let Found { request_id, space, ts_ms, query, model, propensities, propensity, policy, .. } = found;
-        let Found { params_version, outcomes, .. } = found;
+        let Found { params_version, outcomes, is_keyed, .. } = found;
         let known = |all| check_distribution(all, &fields.policy);
         Some(QueryEvent {
             request_id: check_id(request_id?, &fields.request_id).ok()?,
@@ -386,6 +400,7 @@ impl Parser {
             policy: policy.map(known).transpose().ok()?,
             params_version,
             outcomes: self.clipped(outcomes)?,
+            is_keyed,
         })
     }
 
@@ -398,7 +413,10 @@ impl Parser {
         let fields = self.events.reward_fields();
         let (failed, rewards) = (failed.unwrap_or_default(), rewards.unwrap_or_default());
         Some(RewardEvent {
-            feedback: self.feedback(reward, self.clipped(outcomes)?, failed, rewards, (preferred, over)).ok()?,
+            feedback: self
+                .feedback(reward, self.clipped(outcomes)?, failed, rewards, (preferred, over))
+                .ok()
+                .filter(|feedback| *feedback != Feedback::default())?,
             request_id: check_id(request_id?, &fields.request_id).ok()?,
             space: space.unwrap_or_else(Name::default_space),
             ts_ms: self.check_time(self.to_ms(ts_ms)?, &fields.ts_ms, record_ms).ok()?,
@@ -490,9 +508,6 @@ impl Parser {
         let reward = reward.map(|reward| self.in_range(reward)).transpose()?;
         let rewards = rewards.into_iter().map(|(model, reward)| Ok((model, self.in_range(reward)?)));
         let more = MoreFeedback { outcomes, failed, rewards: rewards.collect::<Result<_, Bad>>()?, preference };
-        if reward.is_none() && more == MoreFeedback::default() {
-            return Err(Bad::MissingField(fields.reward.clone()));
-        }
         let more = (more != MoreFeedback::default()).then(|| Box::new(more));
         Ok(Feedback { reward, more })
     }
@@ -553,9 +568,8 @@ impl Parser {
     }
 }
 
-/// A decision as an event, with the end of its line.
+/// A decision as an event, with the end of its line. Its distributions have the eligible models alone.
 pub fn query_line(request_id: &str, ts_ms: i64, query: &[f32], answer: &Answer) -> Vec<u8> {
-    let of_models = |p: &[f64]| answer.by.models().iter().cloned().zip(p.iter().copied()).collect::<BTreeMap<_, _>>();
     let bytes: Vec<u8> = query.iter().flat_map(|x| x.to_le_bytes()).collect();
     let distribution = &answer.distribution;
     let mut event = json!({
@@ -564,18 +578,39 @@ pub fn query_line(request_id: &str, ts_ms: i64, query: &[f32], answer: &Answer) 
         "ts_ms": ts_ms,
         "query": STANDARD.encode(bytes),
         "model": answer.model_name(),
-        "propensities": of_models(&distribution.propensities),
+        "propensities": answer.by_name(&distribution.propensities),
         "params_version": answer.by.params().version,
     });
     if distribution.policy != distribution.propensities {
-        event["policy"] = json!(of_models(&distribution.policy));
+        event["policy"] = json!(answer.by_name(&distribution.policy));
+    }
+    if let Some(draw_key) = &answer.draw_key {
+        event["draw_key"] = json!(draw_key);
     }
     format!("{event}\n").into_bytes()
 }
 
-/// A reward as an event, with the end of its line.
-pub fn reward_line(request_id: &str, space: &Name, ts_ms: i64, reward: f64, event_id: Option<&str>) -> Vec<u8> {
-    let mut event = json!({"request_id": request_id, "space": space, "ts_ms": ts_ms, "reward": reward});
+/// What came of a request as a reward event, with the end of its line. It has the fields that the feedback has.
+pub fn reward_line(request_id: &str, space: &Name, ts_ms: i64, feedback: &Feedback, event_id: Option<&str>) -> Vec<u8> {
+    let mut event = json!({"request_id": request_id, "space": space, "ts_ms": ts_ms});
+    if let Some(reward) = feedback.reward {
+        event["reward"] = json!(reward);
+    }
+    if let Some(more) = &feedback.more {
+        if !more.outcomes.is_empty() {
+            event["outcomes"] = json!(more.outcomes);
+        }
+        if more.failed {
+            event["failed"] = json!(true);
+        }
+        if !more.rewards.is_empty() {
+            event["rewards"] = json!(more.rewards);
+        }
+        if let Some((preferred, over)) = &more.preference {
+            event["preferred"] = json!(preferred);
+            event["over"] = json!(over);
+        }
+    }
     if let Some(event_id) = event_id {
         event["event_id"] = json!(event_id);
     }
@@ -693,12 +728,50 @@ fn check_distribution(all: Vec<(ModelName, f64)>, field: &str) -> Result<Vec<(Mo
 #[cfg(test)]
 mod tests {
     use super::*;
+
     use crate::config::Config;
     use proptest::prelude::*;
 
     fn parser(set: &str) -> Parser {
         let config: Config = toml::from_str(set).unwrap();
         Parser::new(&config.check().unwrap())
+    }
+
+    #[test]
+    fn reward_events_have_the_fields_of_the_feedback() {
+        let name = |name: &str| ModelName::try_from(name).unwrap();
+        let failed = MoreFeedback { failed: true, ..MoreFeedback::default() };
+        let rich = MoreFeedback {
+            outcomes: BTreeMap::from([("cost".to_owned(), 0.25)]),
+            failed: true,
+            rewards: BTreeMap::from([(name("a"), 1.0)]),
+            preference: Some((name("a"), name("b"))),
+        };
+        let priced = parser("[objective.outcomes.cost]\nrange = [0.0, 1.0]\nweight = -1.0");
+        for (reward, more, event_id, expected) in [
+            (Some(0.5), None, None, json!({"reward": 0.5})),
+            (None, Some(failed), Some("e"), json!({"failed": true, "event_id": "e"})),
+            (Some(1.0), Some(MoreFeedback::default()), None, json!({"reward": 1.0})),
+            (
+                None,
+                Some(rich),
+                None,
+                json!({"outcomes": {"cost": 0.25}, "failed": true, "rewards": {"a": 1.0}, "preferred": "a", "over": "b"}),
+            ),
+        ] {
+            let feedback = Feedback { reward, more: more.map(Box::new) };
+            let line = reward_line("r", &Name::default_space(), 7, &feedback, event_id);
+            let mut event = json!({"request_id": "r", "space": "default", "ts_ms": 7});
+            event.as_object_mut().unwrap().extend(expected.as_object().unwrap().clone());
+            assert_eq!(line.last(), Some(&b'\n'));
+            assert_eq!(serde_json::from_slice::<Value>(&line).unwrap(), event);
+            let more = feedback.more.filter(|more| **more != MoreFeedback::default());
+            assert_eq!(
+                priced.reward(&line, None).unwrap().feedback,
+                Feedback { reward, more },
+                "as the learner reads it"
+            );
+        }
     }
 
     const QUERY: &str = r#"{"request_id":"r-1","space":"shop","ts_ms":17,"query":[3,-4.0],"model":"bge",
@@ -719,6 +792,7 @@ mod tests {
             policy: None,
             params_version: Some(12),
             outcomes: BTreeMap::new(),
+            is_keyed: false,
         };
         assert_eq!(event, expected);
         let encoded = QUERY.replace("[3,-4.0]", "\"AABAQAAAgMA=\"");

@@ -116,6 +116,7 @@ fn to_bytes(values: impl Iterator<Item = f64>) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::engine::Counts;
+    use crate::evaluate::rollout::{Rollout, RolloutSpec};
     use crate::evaluate::sample_ratio::SampleRatio;
     use crate::event::Name;
     use crate::hpg::spectra::Eigen;
@@ -134,6 +135,7 @@ mod tests {
             worth: None,
             warnings: Vec::new(),
             sample_ratio: SampleRatio::new(2).view(&[], 0.05),
+            rollout: Rollout::new(&RolloutSpec::default()).view(&RolloutSpec::default(), 0.05, &[]),
         }
     }
 

@@ -4,7 +4,8 @@
 //! `<model>.linear` dim, `<model>.bias` 1. What is absent is zero.
 //!
 //! Version 2 adds the head table: `.head.keys` of shape n (u64) and `.head.corrections` n x models. No model's name starts
-//! with a dot, so no model's tensor has such a name. Parameters without a table are written as version 1, which routers of
+//! with a dot, so no model's tensor has such a name. It also adds priced outcomes: the metadata `outcomes` (names) and
+//! `lambda` (prices), and `<model>.outcomes` of shape n. Parameters with neither are written as version 1, which routers of
 //! earlier releases read.
 
 use std::collections::{BTreeSet, HashMap};
@@ -14,13 +15,21 @@ use thiserror::Error;
 
 use crate::config::{DIM_MAX, MODELS_MAX, Settings};
 use crate::event::{ModelName, Name};
-use crate::router::{HEAD_QUERIES_MAX, HeadTable, Outcomes, Params, Policy, Sampling, ScoreForm, uniform};
+use crate::router::{
+    HEAD_QUERIES_MAX, HeadTable, OUTCOME_NAME_BYTES_MAX, OUTCOMES_MAX, Outcomes, Params, Policy, Sampling, ScoreForm,
+    uniform,
+};
 
 const FORMAT: &str = "pointsman.params";
 /// The newest version that is read.
 const FORMAT_VERSION: u64 = 2;
 /// The first version with a head table.
 const HEAD_VERSION: u64 = 2;
+/// The first version with outcomes.
+const OUTCOMES_VERSION: u64 = 2;
+/// Metadata entries of outcomes: their names and prices.
+const OUTCOMES: &str = "outcomes";
+const LAMBDA: &str = "lambda";
 /// Metadata entry of a publication. Readers that do not know it ignore it.
 const OLDEST_REWARD: &str = "oldest_reward_ms";
 const HEAD_KEYS: &str = ".head.keys";
@@ -35,7 +44,7 @@ const CREATED_MS_MAX: u64 = 253_402_300_799_999;
 /// Longest `algorithm`, in bytes.
 const ALGORITHM_BYTES_MAX: usize = 64;
 
-/// Bounds on the magnitude of scales (eigenvalues, linear parts, biases, corrections, the inverse gap) and of components of
+/// Bounds on the magnitude of scales (eigenvalues, linear parts, biases, corrections, outcomes, prices, the inverse gap) and of components of
 /// eigenvectors. No score overflows within them, neither in f64 nor in the router's products in f32.
 const SCALE_MAX: f64 = 1e24;
 const COMPONENT_MAX: f64 = 1e6;
@@ -85,7 +94,10 @@ pub fn encode_publication(params: &Params, oldest_reward_ms: Option<i64>) -> Vec
         Sampling::Softmax => ("softmax", None),
         Sampling::InverseGap { gap } => ("inverse_gap", Some(gap)),
     };
-    let format_version = if policy.head.is_empty() { 1 } else { HEAD_VERSION };
+    let version_of = |is_empty: bool, version: u64| if is_empty { 1 } else { version };
+    let (head, outcomes) = (&policy.head, &policy.outcomes);
+    let format_version =
+        version_of(head.is_empty(), HEAD_VERSION).max(version_of(outcomes.is_empty(), OUTCOMES_VERSION));
     let mut metadata = HashMap::from(
         [
             ("format", FORMAT.to_owned()),
@@ -106,8 +118,15 @@ pub fn encode_publication(params: &Params, oldest_reward_ms: Option<i64>) -> Vec
     );
     metadata.extend(gap.map(|gap| ("inverse_gap".to_owned(), json(&gap))));
     metadata.extend(oldest_reward_ms.map(|ms| (OLDEST_REWARD.to_owned(), ms.to_string())));
+    if !outcomes.is_empty() {
+        metadata.insert(OUTCOMES.to_owned(), json(&outcomes.names()));
+        metadata.insert(LAMBDA.to_owned(), json(&outcomes.prices()));
+    }
     let forms = params.models.iter().zip(&policy.scores).flat_map(|(name, form)| tensors(name, form, params.dim));
-    let all: Vec<Tensor> = forms.chain(head_tensors(&policy.head, params.models.len())).collect();
+    let costs = params.models.iter().enumerate().map(|(m, name)| (name, outcomes.expected(m)));
+    let costs = costs.filter(|(_, expected)| expected.iter().any(|x| *x != 0.0));
+    let costs = costs.map(|(name, x)| Tensor::f32(format!("{name}.{OUTCOMES}"), vec![x.len()], x));
+    let all: Vec<Tensor> = forms.chain(costs).chain(head_tensors(head, params.models.len())).collect();
     let views = all.iter().map(|Tensor { name, dtype, shape, bytes }| {
         (name, TensorView::new(*dtype, shape.clone(), bytes).expect("a shape that fits its data"))
     });
@@ -139,6 +158,7 @@ pub fn decode(bytes: &[u8]) -> Result<Params, BadParams> {
     };
     let scores = models.iter().map(|name| score_form(&tensors, name, dim)).collect::<Result<_, _>>()?;
     let head = head_table(&tensors, format_version, models.len())?;
+    let outcomes = outcomes(&meta, &tensors, format_version, &models)?;
     Ok(Params {
         space: meta.text("space")?.try_into().map_err(|e: crate::event::BadName| meta.bad("space", e.to_string()))?,
         epoch: meta.integer("epoch", 0, STAMP_MAX)?,
@@ -152,7 +172,7 @@ pub fn decode(bytes: &[u8]) -> Result<Params, BadParams> {
             floor_distribution: meta.floor_distribution(models.len())?,
             scores,
             head,
-            outcomes: Outcomes::default(),
+            outcomes,
         },
         models,
         dim,
@@ -198,6 +218,10 @@ struct Metadata<'a>(&'a HashMap<String, String>);
 impl Metadata<'_> {
     fn bad(&self, key: &'static str, problem: String) -> BadParams {
         BadParams::Metadata { key, problem }
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
     }
 
     fn text(&self, key: &'static str) -> Result<&str, BadParams> {
@@ -252,7 +276,7 @@ impl Metadata<'_> {
     }
 
     fn floor_distribution(&self, models: usize) -> Result<Vec<f64>, BadParams> {
-        if !self.0.contains_key("floor_distribution") {
+        if !self.has("floor_distribution") {
             return Ok(uniform(models));
         }
         let distribution: Vec<f64> = self.json("floor_distribution")?;
@@ -324,6 +348,61 @@ fn head_table(tensors: &SafeTensors, format_version: u64, models: usize) -> Resu
     let expected = format!("F32 [{queries}, {models}]");
     let corrections = floats(&corrections, HEAD_CORRECTIONS, SCALE_MAX, &expected, |shape| shape == [queries, models])?;
     HeadTable::new(models, keys, corrections).or_else(|error| bad(HEAD_KEYS, error.to_string()))
+}
+
+fn outcomes(
+    meta: &Metadata,
+    tensors: &SafeTensors,
+    format_version: u64,
+    models: &[ModelName],
+) -> Result<Outcomes, BadParams> {
+    let tensor = |model: &ModelName| format!("{model}.{OUTCOMES}");
+    match (meta.has(OUTCOMES), meta.has(LAMBDA)) {
+        (true, true) => {}
+        (true, false) => return Err(meta.bad(LAMBDA, format!("missing, but there is {OUTCOMES}"))),
+        (false, true) => return Err(meta.bad(OUTCOMES, format!("missing, but there is {LAMBDA}"))),
+        (false, false) => {
+            return match models.iter().map(tensor).find(|name| tensors.tensor(name).is_ok()) {
+                Some(name) => Err(meta.bad(OUTCOMES, format!("missing, but there is tensor {name}"))),
+                None => Ok(Outcomes::default()),
+            };
+        }
+    }
+    if format_version < OUTCOMES_VERSION {
+        let problem = format!("needs format_version {OUTCOMES_VERSION}, but it is {format_version}");
+        return Err(meta.bad(OUTCOMES, problem));
+    }
+    let names: Vec<String> = meta.json(OUTCOMES)?;
+    if !(1..=OUTCOMES_MAX).contains(&names.len()) {
+        return Err(meta.bad(OUTCOMES, format!("has {} names: must have 1 to {OUTCOMES_MAX}", names.len())));
+    }
+    let mut seen = BTreeSet::new();
+    for name in &names {
+        if !(1..=OUTCOME_NAME_BYTES_MAX).contains(&name.len()) || name.chars().any(char::is_control) {
+            let problem = format!("names must have 1 to {OUTCOME_NAME_BYTES_MAX} bytes and no control characters");
+            return Err(meta.bad(OUTCOMES, problem));
+        }
+        if !seen.insert(name) {
+            return Err(meta.bad(OUTCOMES, format!("{name} is listed twice")));
+        }
+    }
+    let prices: Vec<f64> = meta.json(LAMBDA)?;
+    if prices.len() != names.len() {
+        let problem = format!("has {} prices for {} outcomes: must have one each", prices.len(), names.len());
+        return Err(meta.bad(LAMBDA, problem));
+    }
+    if let Some(price) = prices.iter().find(|price| price.is_nan() || price.abs() > SCALE_MAX) {
+        return Err(meta.bad(LAMBDA, format!("{price:e} is not between -{SCALE_MAX:e} and {SCALE_MAX:e}")));
+    }
+    let (n, mut expected) = (names.len(), Vec::new());
+    for model in models {
+        let name = tensor(model);
+        expected.extend(match tensors.tensor(&name) {
+            Ok(view) => floats(&view, &name, SCALE_MAX, &format!("F32 [{n}]"), |shape| shape == [n])?,
+            Err(_) => vec![0.0; n],
+        });
+    }
+    Ok(Outcomes::new(models.len(), names, prices, expected).expect("as many prices and expectations as names"))
 }
 
 /// The numbers of a tensor of an expected shape, within bounds.
@@ -417,9 +496,20 @@ mod tests {
         params
     }
 
+    /// The same with priced outcomes; the model without any costs nothing.
+    fn params_with_outcomes() -> Params {
+        let mut params = params();
+        let names = vec!["cost".to_owned(), "latency_ms".to_owned()];
+        params.policy.outcomes =
+            Outcomes::new(3, names, vec![10.0, 0.001], vec![0.5, 120.0, 0.0, 0.0, 0.25, -80.0]).unwrap();
+        params
+    }
+
     #[test]
     fn round_trip_in_the_same_bytes_every_time() {
-        for params in [params(), params_with_head()] {
+        let mut both = params_with_head();
+        both.policy.outcomes = params_with_outcomes().policy.outcomes;
+        for params in [params(), params_with_head(), params_with_outcomes(), both] {
             let bytes = encode(&params);
             assert_eq!(decode(&bytes).unwrap(), params);
             for _ in 0..8 {
@@ -440,12 +530,47 @@ mod tests {
     }
 
     #[test]
-    fn only_parameters_with_a_head_table_have_version_2() {
-        for (params, expected) in [(params(), "1"), (params_with_head(), "2")] {
+    fn only_parameters_with_a_head_table_or_outcomes_have_version_2() {
+        for (params, expected) in [(params(), "1"), (params_with_head(), "2"), (params_with_outcomes(), "2")] {
             let bytes = encode(&params);
             let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
             assert_eq!(header.metadata().as_ref().unwrap()["format_version"], expected);
         }
+    }
+
+    #[test]
+    fn bad_outcomes_are_errors() {
+        let check = |from: &str, to: &str, expected: &str| {
+            let error = decode(&lying_with(&params_with_outcomes(), from, to)).unwrap_err().to_string();
+            assert!(error.contains(expected), "{expected}: {error}");
+        };
+        let names = r#""outcomes":"[\"cost\",\"latency_ms\"]""#;
+        let prices = r#""lambda":"[10.0,0.001]""#;
+        check(r#""format_version":"2""#, r#""format_version":"1""#, "outcomes: needs format_version 2, but it is 1");
+        check(r#""lambda":"#, r#""lambada":"#, "metadata lambda: missing, but there is outcomes");
+        check(r#""outcomes":"#, r#""outgoings":"#, "metadata outcomes: missing, but there is lambda");
+        check(prices, r#""lambda":"[10.0]""#, "has 1 prices for 2 outcomes");
+        check(prices, r#""lambda":"[10.0,-2e24]""#, "lambda: -2e24 is not between");
+        check(prices, r#""lambda":"[10.0,null]""#, "lambda: ");
+        check(names, r#""outcomes":"[\"cost\",\"cost\"]""#, "cost is listed twice");
+        check(names, r#""outcomes":"[\"cost\",\"\"]""#, "must have 1 to 64 bytes");
+        check(names, r#""outcomes":"[]""#, "has 0 names");
+        check(names, r#""outcomes":"[\"cost\"]""#, "has 2 prices for 1 outcomes");
+        for x in [f32::NAN, f32::INFINITY, -2e24] {
+            let mut params = params_with_outcomes();
+            let names = vec!["cost".to_owned()];
+            params.policy.outcomes = Outcomes::new(3, names, vec![1.0], vec![0.0, x, 0.0]).unwrap();
+            let error = decode(&encode(&params)).unwrap_err().to_string();
+            assert!(error.contains("mini.lm.outcomes: "), "{error}");
+        }
+        let mut one = params_with_outcomes();
+        one.policy.outcomes = Outcomes::new(3, vec!["cost".to_owned()], vec![1.0], vec![1.0; 3]).unwrap();
+        let bytes = lying_bytes(&encode(&one), r#""[1.0]""#, r#""[1.0,1.0]""#);
+        let error = decode(&lying_bytes(&bytes, r#"[\"cost\"]"#, r#"[\"a\",\"b\"]"#)).unwrap_err().to_string();
+        assert!(error.contains("bge.outcomes: type F32 with shape [1] does not match F32 [2]"), "{error}");
+        let without = lying_bytes(&encode(&one), r#""lambda":"#, r#""lambada":"#);
+        let error = decode(&lying_bytes(&without, r#""outcomes":"#, r#""outgoings":"#)).unwrap_err().to_string();
+        assert!(error.contains("metadata outcomes: missing, but there is tensor bge.outcomes"), "{error}");
     }
 
     #[test]
@@ -631,6 +756,10 @@ mod tests {
         params.policy.scores[1].linear = vec![-SCALE_MAX as f32 * 0.99; 3];
         let key = crate::query_key::QueryKey::of(&crate::event::Query::new([1.0, 1.0, 1.0]).unwrap());
         params.policy.head = HeadTable::new(3, vec![key.0], vec![SCALE_MAX as f32 * 0.99; 3]).unwrap();
+        let names = (0..OUTCOMES_MAX).map(|i| i.to_string()).collect();
+        let expected =
+            (0..3 * OUTCOMES_MAX).map(|i| SCALE_MAX as f32 * if i % 2 == 0 { 0.99 } else { -0.99 }).collect();
+        params.policy.outcomes = Outcomes::new(3, names, vec![SCALE_MAX; OUTCOMES_MAX], expected).unwrap();
         for sampling in [params.policy.sampling, Sampling::Softmax] {
             params.policy.sampling = sampling;
             let compiled = Compiled::new(decode(&encode(&params)).unwrap());

@@ -6,6 +6,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
+use super::events::DRAW_KEY;
 use super::scan::Scanner;
 use crate::config::Fields;
 use crate::event::{ModelName, Name};
@@ -30,6 +31,7 @@ enum Field {
     Rewards,
     Preferred,
     Over,
+    DrawKey,
 }
 
 /// Where the fields of an event are: a tree of keys.
@@ -92,6 +94,8 @@ pub struct Found {
     pub preferred: Option<ModelName>,
     /// The model that it was preferred to.
     pub over: Option<ModelName>,
+    /// Whether it was drawn by a key that several requests share.
+    pub is_keyed: bool,
 }
 
 impl Plan {
@@ -109,6 +113,7 @@ impl Plan {
                 (&fields.propensity, Field::Propensity),
                 (&fields.policy, Field::Policy),
                 (&fields.params_version, Field::Version),
+                (&DRAW_KEY.to_owned(), Field::DrawKey),
             ],
         )
     }
@@ -215,6 +220,10 @@ impl Field {
             Self::Rewards => found.rewards = Some(distribution(scanner)?),
             Self::Preferred => found.preferred = Some(name(scanner)?),
             Self::Over => found.over = Some(name(scanner)?),
+            Self::DrawKey => {
+                found.is_keyed = true;
+                scanner.skip()?;
+            }
         }
         Some(())
     }
@@ -308,7 +317,7 @@ mod tests {
     const REWARD: &str = r#" {"ts_ms":17, "reward":0.25, "request_id":"r\/1", "event_id":"e", "space":null, "x":{"y":[1e5]}}
 "#;
 
-    const KEYS: [&str; 28] = [
+    const KEYS: [&str; 29] = [
         "\"request_id\"",
         "\"space\"",
         "\"ts_ms\"",
@@ -325,6 +334,7 @@ mod tests {
         "\"rewards\"",
         "\"preferred\"",
         "\"over\"",
+        "\"draw_key\"",
         "\"a\"",
         "\"a/b\"",
         "\"~\"",

@@ -1,5 +1,6 @@
 //! JSON bodies of requests to the router. Unknown fields are errors.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -21,6 +22,12 @@ pub struct RouteBody {
     pub request_id: Option<String>,
     /// The query.
     pub query: Vector,
+    /// The models that may answer; absent: all.
+    pub models: Option<Vec<String>>,
+    /// Models that may not answer.
+    pub exclude: Option<Vec<String>>,
+    /// What the model is drawn by; absent: the request's ID.
+    pub draw_key: Option<String>,
 }
 
 /// Several queries of one space.
@@ -41,9 +48,15 @@ pub struct BatchItem {
     pub request_id: Option<String>,
     /// The query.
     pub query: Vector,
+    /// The models that may answer; absent: all.
+    pub models: Option<Vec<String>>,
+    /// Models that may not answer.
+    pub exclude: Option<Vec<String>>,
+    /// What the model is drawn by; absent: the request's ID.
+    pub draw_key: Option<String>,
 }
 
-/// The reward of a request.
+/// What came of a request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RewardBody {
@@ -52,9 +65,31 @@ pub struct RewardBody {
     /// The request's ID.
     pub request_id: String,
     /// The reward.
-    pub reward: f64,
+    pub reward: Option<f64>,
+    /// Outcomes of the decision, such as costs, by name.
+    pub outcomes: Option<BTreeMap<String, f64>>,
+    /// Whether the model did not answer.
+    pub failed: Option<bool>,
+    /// Rewards of several models.
+    pub rewards: Option<BTreeMap<String, f64>>,
+    /// The model that was preferred.
+    pub preferred: Option<String>,
+    /// The model that it was preferred to.
+    pub over: Option<String>,
     /// Identifies it among the rewards of the request.
     pub event_id: Option<String>,
+}
+
+/// An operator rests or wakes a model.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RestBody {
+    /// The space; absent means `default`.
+    pub space: Option<String>,
+    /// Whether the model rests.
+    pub resting: bool,
+    /// For how long; absent: until it is woken.
+    pub for_ms: Option<u64>,
 }
 
 /// A query to explain.
@@ -65,6 +100,10 @@ pub struct ExplainBody {
     pub space: Option<String>,
     /// The query.
     pub query: Vector,
+    /// The models that may answer; absent: all.
+    pub models: Option<Vec<String>>,
+    /// Models that may not answer.
+    pub exclude: Option<Vec<String>>,
 }
 
 /// A struct that is written as an object. By itself serde also takes an array of the fields in order.

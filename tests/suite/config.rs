@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use pointsman::config::{Config, Estimator, JoinConfig, LearnerConfig, LearningRate, RouterConfig};
+use pointsman::config::{
+    Config, Estimator, JoinConfig, LearnerConfig, LearningRate, ObjectiveConfig, OutcomeConfig, RouterConfig,
+};
 use pointsman::hpg::gradient::Baseline;
 
 fn default_toml() -> String {
@@ -39,7 +41,15 @@ fn default_toml_documents_every_key_and_only_those() {
     };
     let join = JoinConfig { remember_ms: Some(1), ..JoinConfig::default() };
     let router = RouterConfig { fallback_model: Some(String::new()), ..RouterConfig::default() };
-    let complete = toml::Table::try_from(Config { learner, join, router, ..Config::default() }).unwrap();
+    let cost = OutcomeConfig {
+        field: Some(String::new()),
+        range: Some([0.0, 1.0]),
+        budget: Some(1.0),
+        models: ["minilm", "bge"].map(|model| (model.to_owned(), 1.0)).into(),
+        ..OutcomeConfig::default()
+    };
+    let objective = ObjectiveConfig { floor: Some(1.0), outcomes: [("cost".to_owned(), cost)].into() };
+    let complete = toml::Table::try_from(Config { learner, join, router, objective, ..Config::default() }).unwrap();
     let documented = documented();
     assert_eq!(keys(&complete), keys(&documented));
     documented.try_into::<Config>().expect("every documented value is a valid one");
@@ -57,6 +67,9 @@ fn kafka_toml_is_a_fleet() {
 fn documented() -> toml::Table {
     let optional_key = |line: &str| {
         let text = line.strip_prefix("# ")?;
+        if text.starts_with('[') && text.ends_with(']') && !text.contains(' ') {
+            return Some(text.to_owned());
+        }
         let (key, _) = text.split_once(" = ")?;
         key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_').then(|| text.to_owned())
     };

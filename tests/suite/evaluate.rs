@@ -295,7 +295,6 @@ fn judge_log(says: Says, seed: u64, events: usize, alpha: f64) -> Found {
         judge.see(
             &Logged { propensities: &said, model, reward, predicted: &[0.4; 3], eligible: &Eligible::ALL },
             &[&said, &policies[kind]],
-            None,
         );
         found.ever_mismatched |= ratio.is_mismatch(alpha);
         let value = |policy: &[f64]| policy.iter().zip(REWARDS[kind]).map(|(p, r)| p * r).sum::<f64>();
@@ -381,7 +380,6 @@ fn is_ever_wrong(seed: u64, events: usize, alpha: f64) -> bool {
         judge.see(
             &Logged { propensities: &played, model, reward, predicted: &[0.4; 3], eligible: &Eligible::ALL },
             &[&played, &other],
-            None,
         );
         sums[kind][model] += reward;
         counts[kind][model] += 1.0;

@@ -172,6 +172,38 @@ fn head_queries_are_counted_and_corrected() {
     }
 }
 
+#[test]
+fn outcomes_are_shown_and_charged() {
+    let path = golden().replace("params-1", "params-2-outcomes");
+    let shown = object(&run(&["show", &path, "--json"], ""));
+    assert_eq!(shown["lambda"], json!({"cost": 10.0, "latency_ms": 0.5}));
+    assert_eq!(shown["models"][0]["outcomes"], json!({"cost": 0.25, "latency_ms": 3.0}));
+    let text = printed(&run(&["show", &path], ""));
+    assert!(text.contains("\noutcomes      cost at 10.0000, latency_ms at 0.5000\n"), "{text}");
+    let row = text.lines().find(|line| line.starts_with("bge")).unwrap();
+    assert!(row.ends_with("0.2500      3.0000"), "{text}");
+    let score = |path: &str| object(&run(&["score", "--params", path, "--query", "-"], "[0.6, 0.8, 0]"));
+    let (with, without) = (score(&path), score(&golden()));
+    assert_eq!((&with["charges"], without.get("charges")), (&json!({"bge": 4.0, "mini.lm": 0.0}), None));
+    for (model, charge) in [("bge", 4.0), ("mini.lm", 0.0)] {
+        let [with, without] = [&with, &without].map(|scored| scored["scores"][model].as_f64().unwrap());
+        assert!((without - with - charge).abs() < 1e-12, "{with} {without}");
+    }
+}
+
+#[test]
+fn scores_among_the_named_models() {
+    let path = golden();
+    let score = |more: &[&str]| run(&[&["score", "--params", &path, "--query", "-"], more].concat(), "[0.6, 0.8, 0]");
+    let (all, one) = (object(&score(&[])), object(&score(&["--models", "bge"])));
+    assert_eq!((&one["propensities"], &one["scores"]), (&json!({"bge": 1.0}), &all["scores"]));
+    let both = object(&score(&["--models", "mini.lm,bge"]));
+    assert_eq!(both, all);
+    let unknown = score(&["--models", "bge,e5"]);
+    let error = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(unknown.status.code() == Some(1) && error.contains("there is no model \"e5\""), "{error}");
+}
+
 /// The contract's formula, in plain loops: scores, the core distribution, and the mixture.
 fn formula(params: &Params, components: &[f32]) -> [Vec<f64>; 3] {
     let norm = components.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();

@@ -2,7 +2,8 @@
 
 use std::sync::LazyLock;
 
-use pointsman::config::{Algorithm, Estimator, FeatureKind, Guard, LearnerConfig, Mode, Spec};
+use pointsman::config::{Algorithm, Estimator, FeatureKind, LearnerConfig, Mode, Spec};
+use pointsman::evaluate::rollout::Stage;
 use pointsman::event::{Example, Query};
 use pointsman::hpg::spectra::Eigen;
 use pointsman::learner::{BadState, Trainer};
@@ -164,7 +165,8 @@ static SAVED: LazyLock<Vec<(Spec, Vec<u8>)>> = LazyLock::new(|| {
         algorithm,
         rank: Some(3),
         batch: Some(4),
-        guard: Guard::BestConstant,
+        stage: Stage::Canary,
+        incumbent: Some("b".to_owned()),
         fixed_model: (algorithm == Algorithm::Fixed).then(|| "b".to_owned()),
         ..LearnerConfig::default()
     };
@@ -172,8 +174,8 @@ static SAVED: LazyLock<Vec<(Spec, Vec<u8>)>> = LazyLock::new(|| {
     let linear = |config: LearnerConfig| LearnerConfig { features: FeatureKind::Linear, ..config };
     let mut configs = Vec::new();
     for mode in [Mode::Factored, Mode::Explicit, Mode::Exact, Mode::Lazy] {
-        let guard = if mode == Mode::Lazy { Guard::None } else { Guard::BestConstant };
-        let of = |algorithm| LearnerConfig { mode, guard, ..base(algorithm) };
+        let stage = if mode == Mode::Lazy { Stage::Full } else { Stage::Canary };
+        let of = |algorithm| LearnerConfig { mode, stage, ..base(algorithm) };
         let logged = LearnerConfig { estimator: Some(Estimator::Logged), ..of(Algorithm::Hpg) };
         configs.extend([logged, of(Algorithm::Hpg), of(Algorithm::HpgParameterFree)]);
         if mode != Mode::Lazy {

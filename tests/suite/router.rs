@@ -3,15 +3,17 @@
 //!
 //! `POINTSMAN_BLESS=1 cargo test router` writes a missing file from the present code.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use pointsman::eligible::Eligible;
 use pointsman::event::{ModelName, Name, Query};
 use pointsman::query_key::QueryKey;
 use pointsman::router::{
-    ALWAYS, Compiled, DrawKey, HeadTable, Outcomes, Params, Policy, Router, Sampling, ScoreForm, uniform,
+    ALWAYS, Compiled, DrawKey, HeadTable, Outcomes, Params, Policy, Restriction, Router, Sampling, ScoreForm, uniform,
 };
 use pointsman::wire::params;
 use rand::{RngExt, SeedableRng};
@@ -49,6 +51,12 @@ struct Request {
     request_id: String,
     /// Little-endian f32 in base64, not normalised.
     query: String,
+    /// The models that may answer, if not all. Policy and propensities are those of these, in the order of the parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    models: Option<Vec<String>>,
+    /// What the model is drawn by, if not by the request ID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    draw_key: Option<String>,
     u: f64,
     scores: Vec<f64>,
     policy: Vec<f64>,
@@ -72,6 +80,18 @@ fn decisions_on_head_queries_are_those_of_the_vectors() {
     }
 }
 
+#[test]
+fn decisions_among_eligible_models_that_cost_are_those_of_the_vectors() {
+    let vectors = golden("vectors-3.json", priced_cases);
+    let cases = check_vectors(&vectors);
+    assert!(cases.len() >= 3 && cases.iter().all(|(params, _)| !params.policy.outcomes.is_empty()));
+    let vectors: Vectors = serde_json::from_slice(&vectors).unwrap();
+    let requests: Vec<&Request> = vectors.cases.iter().flat_map(|case| &case.requests).collect();
+    assert!(requests.iter().any(|request| request.draw_key.is_some()));
+    let counts = requests.iter().map(|request| request.models.as_ref().map(Vec::len)).collect::<BTreeSet<_>>();
+    assert!(counts.len() >= 4, "all, and several numbers of models: {counts:?}");
+}
+
 /// Checks all cases; returns their parameters and queries.
 fn check_vectors(vectors: &[u8]) -> Vec<(Params, Vec<Vec<f32>>)> {
     let vectors: Vectors = serde_json::from_slice(vectors).unwrap();
@@ -82,7 +102,8 @@ fn check_vectors(vectors: &[u8]) -> Vec<(Params, Vec<Vec<f32>>)> {
         assert!(case.requests.len() >= 8, "{}", case.name);
         let key = STANDARD.decode(&case.key).unwrap();
         for expected in &case.requests {
-            let found = decide(&params, &key, &expected.request_id, &floats(&expected.query));
+            let among = Among { models: expected.models.clone(), draw_key: expected.draw_key.clone() };
+            let found = decide(&params, &key, &expected.request_id, &floats(&expected.query), among);
             let at = format!("{} {}", case.name, expected.request_id);
             assert_eq!((found.u, &found.model), (expected.u, &expected.model), "{at}");
             check_near(&format!("scores of {at}"), &found.scores, &expected.scores);
@@ -113,21 +134,38 @@ fn clearance(request: &Request) -> f64 {
     distances.fold(1.0, f64::min)
 }
 
-fn decide(params: &Params, key: &[u8], request_id: &str, query: &[f32]) -> Request {
+/// What a request says besides its ID and query.
+#[derive(Default)]
+struct Among {
+    models: Option<Vec<String>>,
+    draw_key: Option<String>,
+}
+
+fn decide(params: &Params, key: &[u8], request_id: &str, query: &[f32], among: Among) -> Request {
+    let Among { models, draw_key } = among;
     let key = DrawKey::new(key).unwrap();
-    let u = key.draw(&params.space, request_id);
+    let u = key.draw(&params.space, draw_key.as_deref().unwrap_or(request_id));
     let scores = Compiled::new(params.clone()).scores(query).unwrap();
     let router = Router::new(key);
     assert!(router.offer(params.clone()));
-    let answer = router.route(&params.space, request_id, query).unwrap().unwrap();
+    let restriction = Restriction { models: models.clone(), exclude: Vec::new() };
+    let eligible = Eligible::only(restriction.allowed(&params.models, |_| false).unwrap()).unwrap();
+    let by = router.space(&params.space).unwrap();
+    let answer = router.decide_among(by, request_id, draw_key.as_deref(), query, &eligible).unwrap();
+    let of_eligible = |numbers: &[f64]| {
+        let numbers = numbers.iter().copied().enumerate();
+        numbers.filter(|(m, _)| eligible.allows(*m)).map(|(_, p)| p).collect::<Vec<f64>>()
+    };
     Request {
         request_id: request_id.to_owned(),
         query: STANDARD.encode(query.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()),
         u,
         scores,
         model: answer.model_name().to_string(),
-        policy: answer.distribution.policy,
-        propensities: answer.distribution.propensities,
+        policy: of_eligible(&answer.distribution.policy),
+        propensities: of_eligible(&answer.distribution.propensities),
+        models,
+        draw_key,
     }
 }
 
@@ -197,7 +235,7 @@ fn cases() -> Vec<Case> {
         let dim = scores.iter().map(dimension).max().filter(|&dim| dim > 0).unwrap_or(2);
         let head = HeadTable::default();
         let policy = Policy { sampling, floor, floor_distribution, scores, head, outcomes: Outcomes::default() };
-        case(&mut random, i, name, dim, policy, &[])
+        case(&mut random, i, name, dim, policy, &[], |_| Among::default())
     })
     .collect()
 }
@@ -220,7 +258,39 @@ fn head_cases() -> Vec<Case> {
         let head = HeadTable::new(models, keys, random.numbers(count * models, 2.0)).unwrap();
         let (floor, floor_distribution) = (0.05 * i as f64, uniform(models));
         let policy = Policy { sampling, floor, floor_distribution, scores, head, outcomes: Outcomes::default() };
-        case(&mut random, i, name, dim, policy, &known)
+        case(&mut random, i, name, dim, policy, &known, |_| Among::default())
+    };
+    shapes.into_iter().enumerate().map(make).collect()
+}
+
+/// Models that cost, of which some may answer.
+fn priced_cases() -> Vec<Case> {
+    let mut random = Random(ChaCha8Rng::seed_from_u64(22));
+    let gap = Sampling::InverseGap { gap: 4.0 };
+    let shapes = [
+        ("outcomes, softmax", Sampling::Softmax, 0.0, uniform(4), vec![0.5]),
+        ("outcomes, inverse gap", gap, 0.2, vec![0.0, 0.6, 0.4, 0.0], vec![10.0, -0.25]),
+        (
+            "outcomes, a floor that is not uniform",
+            Sampling::Softmax,
+            0.3,
+            vec![0.7, 0.0, 0.1, 0.2],
+            vec![1e-3, 2.0, 0.0],
+        ),
+    ];
+    let make = |(i, (name, sampling, floor, floor_distribution, prices)): (usize, (&str, _, _, _, Vec<f64>))| {
+        let scores: Vec<ScoreForm> = (0..4).map(|m| random.form(6, m, m == 1, true)).collect();
+        let names = ["cost", "latency_ms", "größe"].map(str::to_owned)[..prices.len()].to_vec();
+        let expected = random.numbers(4 * prices.len(), 1.0);
+        let outcomes = Outcomes::new(4, names, prices, expected).unwrap();
+        let head = HeadTable::default();
+        let policy = Policy { sampling, floor, floor_distribution, scores, head, outcomes };
+        let among = |n: usize| Among {
+            models: [None, Some(&["bge"][..]), Some(&["e5-large", "zeta"]), Some(&["bge", "mini.lm", "zeta"])][n % 4]
+                .map(|names| names.iter().map(|&name| name.to_owned()).collect()),
+            draw_key: (n % 3 == 1).then(|| format!("session {n}")),
+        };
+        case(&mut random, i, name, 6, policy, &[], among)
     };
     shapes.into_iter().enumerate().map(make).collect()
 }
@@ -230,7 +300,15 @@ fn dimension(form: &ScoreForm) -> usize {
 }
 
 /// A case; every other request is one of the known queries, where there are some.
-fn case(random: &mut Random, i: usize, name: &str, dim: usize, policy: Policy, known: &[Vec<f32>]) -> Case {
+fn case(
+    random: &mut Random,
+    i: usize,
+    name: &str,
+    dim: usize,
+    policy: Policy,
+    known: &[Vec<f32>],
+    among: impl Fn(usize) -> Among,
+) -> Case {
     let spaces = ["default", "shop", "a.b_C-9"];
     let names = ["zeta", "bge", "mini.lm", "e5-large", "m_4", "0", "gte", "Alpha"];
     let long: Vec<u8> = (0..64).map(|byte| byte * 4).collect();
@@ -258,7 +336,7 @@ fn case(random: &mut Random, i: usize, name: &str, dim: usize, policy: Policy, k
             true => random.numbers(dim, length),
             false => known[(n / 2 + attempt) % known.len()].iter().map(|x| x * exact).collect(),
         };
-        let mut tries = (0..100).map(|attempt| decide(&params, key, &id, &query(attempt)));
+        let mut tries = (0..100).map(|attempt| decide(&params, key, &id, &query(attempt), among(n)));
         tries.find(|request| clearance(request) > MARGIN).expect("a draw that is far from the boundaries")
     });
     Case {

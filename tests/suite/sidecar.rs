@@ -114,6 +114,11 @@ impl Client {
         self.post(path, "application/json", body.to_string().as_bytes())
     }
 
+    pub fn put(&self, path: &str, body: &Value) -> (u16, Value) {
+        let request = self.agent.put(format!("{}{path}", self.base)).header("content-type", "application/json");
+        answer(request.send(body.to_string()).unwrap())
+    }
+
     pub fn get(&self, path: &str) -> Option<(u16, Value)> {
         self.agent.get(format!("{}{path}", self.base)).call().ok().map(answer)
     }

@@ -20,6 +20,7 @@ PROGRAM = ROOT / "target" / "debug" / "pointsman"
 GOLDEN = ROOT / "tests" / "golden"
 PARAMS_FILE = GOLDEN / "formats" / "params-1.safetensors"
 PARAMS_FILE_2 = GOLDEN / "formats" / "params-2.safetensors"
+PARAMS_FILE_2_OUTCOMES = GOLDEN / "formats" / "params-2-outcomes.safetensors"
 
 
 @dataclass
@@ -58,7 +59,7 @@ def run(program: Path, *arguments: str | Path, cwd: Path | None = None) -> str:
 
 def vectors() -> list[dict[str, Any]]:
     """Cases that the Rust router wrote, for each version of the format."""
-    files = ("vectors.json", "vectors-2.json")
+    files = ("vectors.json", "vectors-2.json", "vectors-3.json")
     return [case for file in files for case in json.loads((GOLDEN / "router" / file).read_bytes())["cases"]]
 
 

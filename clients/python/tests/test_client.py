@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
@@ -33,13 +33,41 @@ DECISION = {
 class Client(Protocol):
     """What both clients do."""
 
-    def route(self, query: Any, request_id: str | None = None, space: str | None = None) -> Answer: ...
+    def route(
+        self,
+        query: Any,
+        request_id: str | None = None,
+        space: str | None = None,
+        *,
+        models: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        draw_key: str | None = None,
+    ) -> Answer: ...
 
     def route_batch(
-        self, queries: Any, request_ids: Sequence[str] | None = None, space: str | None = None
+        self,
+        queries: Any,
+        request_ids: Sequence[str] | None = None,
+        space: str | None = None,
+        *,
+        models: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        draw_key: str | None = None,
     ) -> list[Answer]: ...
 
-    def reward(self, request_id: str, reward: float, space: str | None = None, event_id: str | None = None) -> None: ...
+    def reward(
+        self,
+        request_id: str,
+        reward: float | None = None,
+        space: str | None = None,
+        event_id: str | None = None,
+        *,
+        outcomes: Mapping[str, float] | None = None,
+        failed: bool = False,
+        rewards: Mapping[str, float] | None = None,
+        preferred: str | None = None,
+        over: str | None = None,
+    ) -> None: ...
 
     def close(self) -> None: ...
 
@@ -418,3 +446,55 @@ def test_bad_settings(connect: Connect) -> None:
         connect("http://127.0.0.1:1", attempt_timeout_s=0.0)
     with pytest.raises(ValueError, match="retries = -1"):
         connect("http://127.0.0.1:1", retries=-1)
+
+
+def test_eligible_models_and_draw_keys_are_sent(connect: Connect) -> None:
+    choice: dict[str, Any] = {"models": ("bge", "minilm"), "exclude": ["minilm"], "draw_key": "session-7"}
+    sent = {"models": ["bge", "minilm"], "exclude": ["minilm"], "draw_key": "session-7"}
+    with scripted([(200, DECISION, {}), (200, {"decisions": [DECISION, DECISION]}, {}), (200, DECISION, {})]) as router:
+        client = connect(router.url)
+        client.route([1.0, 0.0], "r-1", **choice)
+        client.route_batch([[1.0, 0.0], [0.0, 1.0]], ["r-1", "r-2"], **choice)
+        client.route([1.0, 0.0], "r-1", models=[])
+    one, batch, none = router.bodies()
+    assert one == {"query": [1.0, 0.0], "request_id": "r-1", **sent}
+    assert [{**item, "query": 0} for item in batch["requests"]] == [{"query": 0, "request_id": f"r-{i}", **sent} for i in (1, 2)]
+    assert none == {"query": [1.0, 0.0], "request_id": "r-1", "models": []}
+
+
+def test_bad_choices_are_not_sent(connect: Connect) -> None:
+    with fake(200, DECISION) as router:
+        client = connect(router.url)
+        bad: list[dict[str, Any]] = [{"models": "bge"}, {"exclude": "bge"}, {"draw_key": ""}]
+        for choice in bad:
+            with pytest.raises(ValueError):
+                client.route([1.0, 0.0], **choice)
+    assert router.seen == []
+
+
+def test_rewards_say_what_they_are_given(connect: Connect) -> None:
+    cases: list[dict[str, Any]] = [
+        {"reward": 1.0},
+        {"outcomes": {"cost": 0.002}, "failed": True},
+        {"rewards": {"bge": 1.0, "minilm": 0.0}},
+        {"preferred": "bge", "over": "minilm", "reward": 0.0},
+    ]
+    with fake(202, b"") as router:
+        client = connect(router.url)
+        for case in cases:
+            client.reward("r-1", event_id="e", **case)
+        client.reward("r-1", 0.5, event_id="e", outcomes={}, failed=False, rewards=None)
+        bad: list[dict[str, Any]] = [
+            {},
+            {"failed": False},
+            {"preferred": "bge"},
+            {"over": "bge"},
+            {"preferred": "bge", "over": "bge"},
+            {"outcomes": {"cost": float("nan")}},
+            {"rewards": {"bge": float("inf")}},
+            {"reward": float("nan")},
+        ]
+        for case in bad:
+            with pytest.raises(ValueError):
+                client.reward("r-1", event_id="e", **case)
+    assert router.bodies() == [{"request_id": "r-1", "event_id": "e", **case} for case in [*cases, {"reward": 0.5}]]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from pointsman import BadParams, Params, Router
 
-from .shared import PARAMS_FILE, PARAMS_FILE_2, made
+from .shared import PARAMS_FILE, PARAMS_FILE_2, PARAMS_FILE_2_OUTCOMES, made
 
 F32 = np.float32
 
@@ -20,6 +20,47 @@ def headed(
     """Parameters with a head table."""
     tensors = {".head.keys": np.array(keys, dtype), ".head.corrections": np.zeros(shape, F32)}
     return made(tensors, format_version=version)
+
+
+def priced(
+    version: int = 2,
+    without: tuple[str, ...] = (),
+    outcomes: str = '["cost", "latency_ms"]',
+    prices: str = "[2.0, 0.01]",
+) -> bytes:
+    """Parameters whose model a costs money."""
+    tensors = {"a.bias": np.array([1.0], F32), "a.outcomes": np.array([0.5, 0.0], F32)}
+    return made(tensors, without, format_version=version, outcomes=outcomes, **{"lambda": prices})
+
+
+def test_outcomes_take_their_price_from_the_scores() -> None:
+    router = Router.from_bytes(priced())
+    outcomes = router.params.outcomes
+    assert outcomes is not None and (outcomes.names, outcomes.prices) == (("cost", "latency_ms"), (2.0, 0.01))
+    assert outcomes.expected.tolist() == [[0.5, 0.0], [0.0, 0.0]]
+    assert router.scores([3.0, 4.0]) == {"a": 0.0, "b": 0.0}
+    assert router.explain([3.0, 4.0])["a"].charge == 1.0
+    assert Params.decode(made()).outcomes is None
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (priced(version=1), "outcomes: needs format_version 2, but it is 1"),
+        (priced(without=("lambda",)), "metadata lambda: missing, but there is outcomes"),
+        (priced(without=("outcomes",)), "metadata outcomes: missing, but there is lambda"),
+        (priced(without=("outcomes", "lambda")), "missing, but there is tensor a.outcomes"),
+        (priced(outcomes="[]"), "must list 1 to 64 names"),
+        (priced(outcomes='["cost", ""]'), "names must have 1 to 64 bytes"),
+        (priced(outcomes='["cost", "cost"]'), "cost is listed twice"),
+        (priced(prices="[1.0]"), "must list 2 prices"),
+        (priced(prices="[1.0, NaN]"), "not a finite number"),
+        (priced(outcomes='["cost"]', prices="[1.0]"), r"shape \[2\] does not match F32 \[1\]"),
+    ],
+)
+def test_bad_outcomes(data: bytes, problem: str) -> None:
+    with pytest.raises(BadParams, match=problem):
+        Params.decode(data)
 
 
 def test_an_empty_head_table_is_none() -> None:
@@ -57,7 +98,13 @@ def test_what_is_absent_is_zero() -> None:
     assert Router(params).scores([3.0, 4.0]) == {"a": 1.0, "b": 0.0}
 
 
-@pytest.mark.parametrize("path", [PARAMS_FILE, PARAMS_FILE_2])
+def test_the_golden_file_with_outcomes() -> None:
+    router, without = Router.from_file(PARAMS_FILE_2_OUTCOMES), Router.from_file(PARAMS_FILE)
+    scores, plain = router.scores([3.0, 4.0, 0.0]), without.scores([3.0, 4.0, 0.0])
+    assert {model: plain[model] - scores[model] for model in plain} == pytest.approx({"bge": 4.0, "mini.lm": 0.0})
+
+
+@pytest.mark.parametrize("path", [PARAMS_FILE, PARAMS_FILE_2, PARAMS_FILE_2_OUTCOMES])
 def test_every_cut_is_told(path: Path) -> None:
     data = path.read_bytes()
     for end in range(len(data)):

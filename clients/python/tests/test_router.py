@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pointsman import BadParams, BadQuery, BadRequestId, Decision, Router
+from pointsman import BadModels, BadParams, BadQuery, BadRequestId, Decision, Router
 from pointsman.router import select
 
 from .shared import made
@@ -55,6 +55,59 @@ def test_queries_of_any_kind_and_length(query: Any) -> None:
 def test_bad_request_ids(request_id: str) -> None:
     with pytest.raises(BadRequestId, match="request_id"):
         Router.from_bytes(made()).route([1.0, 0.0], request_id)
+
+
+def three() -> Router:
+    """Three models with a floor that two of them share."""
+    tensors = {f"{name}.bias": np.array([bias], np.float32) for name, bias in (("a", 1.0), ("b", 2.0), ("c", 3.0))}
+    return Router.from_bytes(made(tensors, models='["a", "b", "c"]', floor=0.1, floor_distribution="[0.25, 0.75, 0.0]"))
+
+
+def test_the_distribution_is_conditioned_on_the_eligible_models() -> None:
+    router = three()
+    query = [1.0, 0.0]
+    for models, exclude, expected, floor in (
+        (None, ["a"], ["b", "c"], [1.0, 0.0]),
+        (["c", "a"], (), ["a", "c"], [1.0, 0.0]),
+        (["c"], (), ["c"], [1.0]),
+        (("a", "b", "c"), {"c"}, ["a", "b"], [0.25, 0.75]),
+    ):
+        full = router.distribution(query).policy
+        core = [full[model] / sum(full[model] for model in expected) for model in expected]
+        decision = router.route(query, "r", models=models, exclude=exclude)
+        assert list(decision.policy.values()) == pytest.approx(core)
+        assert list(decision.propensities) == list(decision.policy) == expected
+        propensities = [0.9 * p + 0.1 * f for p, f in zip(core, floor)]
+        assert list(decision.propensities.values()) == pytest.approx(propensities)
+        assert decision.propensities == router.distribution(query, models=models, exclude=exclude).propensities
+        assert set(decision.event(query, 1)["propensities"]) == set(expected)
+
+
+@pytest.mark.parametrize(
+    ("named", "problem"),
+    [
+        ({"models": ["a", "d"]}, "models: space default has no model 'd'"),
+        ({"exclude": ["d"]}, "exclude: space default has no model 'd'"),
+        ({"models": []}, "leave no model"),
+        ({"models": ["a"], "exclude": ["a"]}, "leave no model"),
+        ({"models": "a"}, "expected a list of names"),
+    ],
+)
+def test_bad_models(named: Any, problem: str) -> None:
+    for use in (three().route, three().distribution):
+        with pytest.raises(BadModels, match=problem):
+            use([1.0, 0.0], **named)
+
+
+def test_a_draw_key_keeps_the_model() -> None:
+    router = Router.from_bytes(made(models=json.dumps([f"m{i}" for i in range(9)])))
+    decisions = [router.route([1.0, 0.0], str(i), draw_key="session-7") for i in range(20)]
+    assert {decision.model for decision in decisions} == {router.route([1.0, 0.0], "session-7").model}
+    assert len({router.route([1.0, 0.0], str(i)).model for i in range(20)}) > 1
+    assert decisions[0].event([1.0, 0.0], 1)["draw_key"] == "session-7"
+    assert "draw_key" not in router.route([1.0, 0.0]).event([1.0, 0.0], 1)
+    with pytest.raises(BadRequestId, match="draw_key"):
+        router.route([1.0, 0.0], draw_key="")
 
 
 def test_ids_are_made_and_draws_are_even() -> None:

@@ -52,6 +52,22 @@ def test_requests_are_decided_once(serve: Serve) -> None:
     assert [(event["request_id"], event["reward"]) for event in rewards] == [("r-1", 1.0), ("r-2", 0.5), ("r-3", 0.0)]
 
 
+def test_eligible_models_and_feedback_are_logged(serve: Serve) -> None:
+    service = serve(CONFIG)
+    with PointsmanClient(service.url, timeout_s=30.0) as client:
+        answer = client.route([1.0, 0.0, 0.0], "r-1", exclude=["bge"], draw_key="session-7")
+        assert (answer.model, answer.propensities) == ("minilm", {"minilm": 1.0})
+        with pytest.raises(Problem) as error:
+            client.route([1.0, 0.0, 0.0], models=["e5"])
+        assert (error.value.status, error.value.field) == (422, "models")
+        client.reward("r-1", failed=True, outcomes={"cost": 0.25}, preferred="bge", over="minilm", event_id="e")
+    service.stop()
+    (query,), (reward,) = service.events("queries"), service.events("rewards")
+    assert (query["propensities"], query["draw_key"]) == ({"minilm": 1.0}, "session-7")
+    feedback = {"failed": True, "outcomes": {"cost": 0.25}, "preferred": "bge", "over": "minilm", "event_id": "e"}
+    assert {key: reward[key] for key in feedback} == feedback and "reward" not in reward
+
+
 def test_a_call_outlasts_a_restart(serve: Serve) -> None:
     first = serve(CONFIG)
     with PointsmanClient(first.url, timeout_s=30.0, retries=1000) as client, ThreadPoolExecutor(1) as pool:

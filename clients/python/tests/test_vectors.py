@@ -33,20 +33,21 @@ def test_decisions_are_those_of_the_vectors(case: dict[str, Any]) -> None:
     assert (params.space, list(params.models), params.dim) == (case["space"], case["models"], case["dim"])
     for request in case["requests"]:
         query, request_id = floats(request["query"]), request["request_id"]
-        assert draw(key, params.space, request_id) == request["u"]
-        decision = router.route(query, request_id)
+        models, draw_key = request.get("models"), request.get("draw_key")
+        assert draw(key, params.space, draw_key or request_id) == request["u"]
+        decision = router.route(query, request_id, models=models, draw_key=draw_key)
         assert (decision.model, decision.request_id) == (request["model"], request_id)
-        assert list(decision.propensities) == case["models"]
+        assert list(decision.propensities) == [model for model in case["models"] if models is None or model in models]
         assert near(router.scores(query), request["scores"])
         assert near(decision.policy, request["policy"])
         assert near(decision.propensities, request["propensities"])
         assert decision.propensity == decision.propensities[decision.model] > 0.0
-        distribution = router.distribution(query)
+        distribution = router.distribution(query, models=models)
         assert (distribution.policy, distribution.propensities) == (decision.policy, decision.propensities)
         for model, explained in router.explain(query).items():
-            total = explained.bias + explained.linear + sum(explained.parts) + explained.correction
+            total = explained.bias + explained.linear + sum(explained.parts) + explained.correction - explained.charge
             assert total == pytest.approx(explained.score, rel=1e-12, abs=1e-12)
-            assert (explained.policy, explained.propensity) == (
+            assert models is not None or (explained.policy, explained.propensity) == (
                 decision.policy[model],
                 decision.propensities[model],
             )
@@ -60,4 +61,5 @@ def test_the_vectors_have_every_kind() -> None:
     assert any(form.linear is not None for form in forms) and any(form.bias != 0.0 for form in forms)
     assert any(form.eigenvalues.size == 0 for form in forms)
     assert {p.head is None for p in params} == {True, False}
+    assert {p.outcomes is None for p in params} == {True, False}
     assert any(p.floor > 0.0 and len(set(p.floor_distribution)) > 1 for p in params)

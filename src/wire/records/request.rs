@@ -52,12 +52,14 @@ pub struct DecisionRecord<'a> {
     pub model: u16,
     /// What is known of the distribution that the model was drawn from.
     pub propensities: PropensitiesRecord<'a>,
-    /// The distribution before floor or guard were mixed in, one entry per model. Absent: the propensities.
+    /// The distribution before the floor was mixed in, one entry per model. Absent: the propensities.
     pub policy: Option<Cow<'a, [f64]>>,
     /// Whether each model could be chosen. Absent: all.
     pub eligible: Option<Cow<'a, [bool]>>,
     /// What it was charged of each outcome, by name.
     pub charged: Cow<'a, [(String, f64)]>,
+    /// Whether it was drawn by a key that several requests share.
+    pub is_keyed: bool,
 }
 
 /// What is known of the distribution that a model was drawn from.
@@ -126,7 +128,7 @@ impl From<DecisionRecordV2> for DecisionRecord<'static> {
     fn from(old: DecisionRecordV2) -> Self {
         let DecisionRecordV2 { vector, model, propensities, policy } = old;
         let (vector, policy) = (Cow::Owned(vector), policy.map(Cow::Owned));
-        Self { vector, model, propensities, policy, eligible: None, charged: Cow::Borrowed(&[]) }
+        Self { vector, model, propensities, policy, eligible: None, charged: Cow::Borrowed(&[]), is_keyed: false }
     }
 }
 

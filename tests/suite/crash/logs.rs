@@ -18,10 +18,12 @@ pub struct Variant {
     config: &'static str,
     /// Whether examples are learned as soon as their reward is there.
     at_once: bool,
+    /// Whether models pay for outcomes, not all are always eligible, and rewards are not all that feedback says.
+    is_rich: bool,
 }
 
-pub const VARIANTS: [Variant; 4] = [
-    Variant { name: "first", config: "", at_once: true },
+pub const VARIANTS: [Variant; 5] = [
+    Variant { name: "first", config: "", at_once: true, is_rich: false },
     Variant {
         name: "sum",
         config: r#"
@@ -30,6 +32,7 @@ pub const VARIANTS: [Variant; 4] = [
             learner.batch = 4
         "#,
         at_once: false,
+        is_rich: false,
     },
     Variant {
         name: "sled",
@@ -40,6 +43,7 @@ pub const VARIANTS: [Variant; 4] = [
             learner.batch = 3
         "#,
         at_once: true,
+        is_rich: false,
     },
     Variant {
         name: "bounded",
@@ -50,6 +54,21 @@ pub const VARIANTS: [Variant; 4] = [
             learner.algorithm = "hpg-parameter-free"
         "#,
         at_once: false,
+        is_rich: false,
+    },
+    Variant {
+        name: "budgets",
+        config: r#"
+            reward.on_failed = "learn"
+            objective.floor = 0.05
+            objective.outcomes.cost.range = [0.0, 10.0]
+            objective.outcomes.cost.budget = 0.5
+            objective.outcomes.cost.models = { a = 0.1, b = 1.0, c = 4.0 }
+            objective.outcomes.latency_ms.range = [0.0, 1000.0]
+            objective.outcomes.latency_ms.weight = 0.0001
+        "#,
+        at_once: true,
+        is_rich: true,
     },
 ];
 
@@ -86,6 +105,7 @@ impl Variant {
         let mut writer = Writer {
             random: ChaCha8Rng::seed_from_u64(self.name.bytes().map(u64::from).sum()),
             disorder,
+            is_rich: self.is_rich,
             queries: Vec::new(),
             rewards: Vec::new(),
         };
@@ -209,6 +229,7 @@ pub fn reward_line(id: &str, space: Option<&str>, ts_ms: i64, reward: f64) -> St
 struct Writer {
     random: ChaCha8Rng,
     disorder: Disorder,
+    is_rich: bool,
     queries: Vec<(i64, String)>,
     rewards: Vec<(i64, String)>,
 }
@@ -217,7 +238,10 @@ impl Writer {
     fn request(&mut self, id: usize, ts_ms: i64) {
         let space = [None, Some("shop"), Some("wide")][self.random.random_range(0..3)];
         let id = format!("r{id}");
-        let query = query_line(&mut self.random, &id, space, ts_ms);
+        let mut query = query_line(&mut self.random, &id, space, ts_ms);
+        if self.is_rich {
+            query = self.priced(&query, ts_ms);
+        }
         self.add(ts_ms, true, query);
         let delays = match self.random.random_range(0..100) {
             0..10 => vec![],
@@ -229,7 +253,11 @@ impl Writer {
         };
         for delay in delays {
             let reward = f64::from(self.random.random_range(0..=8_u8)) / 8.0;
-            self.add(ts_ms + delay, false, reward_line(&id, space, ts_ms + delay, reward));
+            let mut line = reward_line(&id, space, ts_ms + delay, reward);
+            if self.is_rich {
+                line = self.with_more(&line, space);
+            }
+            self.add(ts_ms + delay, false, line);
         }
         if self.random.random_bool(0.03) {
             self.add(ts_ms, false, reward_line(&format!("nobody-{id}"), space, ts_ms, 1.0));
@@ -237,6 +265,44 @@ impl Writer {
         if self.random.random_bool(0.08) {
             self.bad(&id, ts_ms);
         }
+    }
+
+    /// The decision of a router with parameters of some version; some with a price that is known in advance, some among fewer
+    /// models.
+    fn priced(&mut self, line: &str, ts_ms: i64) -> String {
+        let mut event: Value = serde_json::from_str(line).unwrap();
+        if self.random.random_bool(0.9) {
+            event["params_version"] = json!(ts_ms % 50);
+        }
+        if self.random.random_bool(0.3) {
+            event["outcomes"] = json!({"cost": self.random.random_range(0.0..12.0), "other": 1});
+        }
+        let chosen = event["model"].as_str().unwrap().to_owned();
+        if self.random.random_bool(0.3) {
+            let p = event["propensities"][&chosen].as_f64().unwrap();
+            let other = event["propensities"].as_object().unwrap().keys().find(|name| **name != chosen).unwrap();
+            event["propensities"] = json!({&chosen: p, other: 1.0 - p});
+        }
+        event.to_string()
+    }
+
+    /// Feedback with more than a reward, or something else.
+    fn with_more(&mut self, line: &str, space: Option<&str>) -> String {
+        let mut event: Value = serde_json::from_str(line).unwrap();
+        let (one, other) = if space == Some("wide") { ("c", "d") } else { ("a", "b") };
+        let mut replace = |fields: Value| {
+            event.as_object_mut().unwrap().remove("reward");
+            event.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        };
+        match self.random.random_range(0..10) {
+            0 => replace(json!({"failed": true})),
+            1 => replace(json!({"outcomes": {"cost": self.random.random_range(0.0..5.0)}})),
+            2 => replace(json!({"preferred": one, "over": other})),
+            3 => replace(json!({"rewards": {one: 0.75, other: 0.25}})),
+            4..7 => event["outcomes"] = json!({"cost": 0.7, "latency_ms": self.random.random_range(0.0..900.0)}),
+            _ => {}
+        }
+        event.to_string()
     }
 
     /// Adds a line, perhaps twice, where it belongs or somewhat off.

@@ -206,6 +206,10 @@ impl Names {
         }
         let of_space = key.strip_prefix("spaces.").map(|rest| rest.split_once('.').map(|(_, key)| key));
         let is_secret = || key.strip_suffix(".file").is_some_and(|key| ["router.key", "http.token"].contains(&key));
+        let of_outcome = key.strip_prefix("objective.outcomes.").map(|rest| rest.split_once('.').map(|(_, key)| key));
+        if let Some(of_outcome) = of_outcome {
+            return of_outcome.is_none_or(|key| self.keys.contains(&format!("objective.outcomes.cost.{key}")));
+        }
         match of_space {
             Some(None) => true,
             Some(Some(key)) => self.keys.contains(&format!("learner.{key}")),

@@ -177,13 +177,14 @@ fn requests() -> Vec<(&'static str, RequestRecord)> {
         policy: None,
         eligible: Some(Cow::Owned(vec![false, true, true])),
         charged: Cow::Owned(vec![("cost".to_owned(), 0.125)]),
+        is_keyed: true,
     };
     let priced = QueryRecord { ts_ms: 5, decision: priced };
     let pending = |propensities, policy: Option<&[f64]>, rewards: &[RewardRecord]| {
         let vector = Cow::Owned(vec![0.5, -1.25, 0.0, f32::MAX]);
         let policy = policy.map(|policy| Cow::Owned(policy.to_vec()));
         let (eligible, charged) = (None, Cow::Borrowed(&[][..]));
-        let decision = DecisionRecord { vector, model: 300, propensities, policy, eligible, charged };
+        let decision = DecisionRecord { vector, model: 300, propensities, policy, eligible, charged, is_keyed: false };
         let query = Some(QueryRecord { ts_ms: 1_731_700_000_000, decision });
         RequestRecord::Pending(PendingRecord { query, rewards: rewards.to_vec() })
     };

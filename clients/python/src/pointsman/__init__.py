@@ -7,7 +7,7 @@
 
 from .client import PointsmanClient
 from .decision import Answer, Decision
-from .errors import BadLog, BadParams, BadQuery, BadRequestId, PointsmanError, Problem, Unreachable
+from .errors import BadLog, BadModels, BadParams, BadQuery, BadRequestId, PointsmanError, Problem, Unreachable
 from .params import Params
 from .query import Query
 from .router import Distribution, Explanation, Router
@@ -15,6 +15,7 @@ from .router import Distribution, Explanation, Router
 __all__ = [
     "Answer",
     "BadLog",
+    "BadModels",
     "BadParams",
     "BadQuery",
     "BadRequestId",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy.typing as npt
@@ -15,7 +15,7 @@ except ImportError as error:
     raise ImportError(f"pointsman.aio needs httpx and anyio: pip install 'pointsman[async]' ({error})") from error
 
 from . import calls
-from .calls import Attempts, Call, Settings
+from .calls import Attempts, Call, Choice, Feedback, Settings
 from .decision import Answer
 from .errors import Problem, Unreachable
 from .query import Query
@@ -50,24 +50,48 @@ class AsyncPointsmanClient:
             verify=ssl.create_default_context(),
         )
 
-    async def route(self, query: Query, request_id: str | None = None, space: str | None = None) -> Answer:
+    async def route(
+        self,
+        query: Query,
+        request_id: str | None = None,
+        space: str | None = None,
+        *,
+        models: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        draw_key: str | None = None,
+    ) -> Answer:
         """Choose a model for a query: see `PointsmanClient.route`."""
-        return await self._send(calls.route(query, request_id, space))
+        return await self._send(calls.route(query, request_id, space, Choice(models, exclude, draw_key)))
 
     async def route_batch(
         self,
         queries: Sequence[Query] | npt.NDArray[Any],
         request_ids: Sequence[str] | None = None,
         space: str | None = None,
+        *,
+        models: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        draw_key: str | None = None,
     ) -> list[Answer]:
         """Choose a model for each of up to 1,000 queries: see `PointsmanClient.route_batch`."""
-        return await self._send(calls.route_batch(queries, request_ids, space))
+        return await self._send(calls.route_batch(queries, request_ids, space, Choice(models, exclude, draw_key)))
 
     async def reward(
-        self, request_id: str, reward: float, space: str | None = None, event_id: str | None = None
+        self,
+        request_id: str,
+        reward: float | None = None,
+        space: str | None = None,
+        event_id: str | None = None,
+        *,
+        outcomes: Mapping[str, float] | None = None,
+        failed: bool = False,
+        rewards: Mapping[str, float] | None = None,
+        preferred: str | None = None,
+        over: str | None = None,
     ) -> None:
-        """Report the reward of a request: see `PointsmanClient.reward`."""
-        await self._send(calls.reward(request_id, reward, space, event_id))
+        """Report what came of a request: see `PointsmanClient.reward`."""
+        feedback = Feedback(reward, outcomes, failed, rewards, preferred, over)
+        await self._send(calls.reward(request_id, feedback, space, event_id))
 
     async def aclose(self) -> None:
         """Close all connections. Later calls raise `RuntimeError`."""

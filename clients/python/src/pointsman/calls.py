@@ -6,7 +6,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -47,14 +47,39 @@ class Call(Generic[T]):
             raise Problem(status, reason, f"unexpected response, not from a Pointsman router: {error!r}") from None
 
 
-def route(query: Query, request_id: str | None, space: str | None) -> Call[Answer]:
+@dataclass(frozen=True)
+class Choice:
+    """Which models may answer, and what the model is drawn by."""
+
+    models: Collection[str] | None = None
+    exclude: Collection[str] = ()
+    draw_key: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a request."""
+        fields: dict[str, Any] = {}
+        for name, models in (("models", self.models), ("exclude", self.exclude or None)):
+            if isinstance(models, str):
+                raise ValueError(f"{name} is {models!r}: expected a list of names")
+            if models is not None:
+                fields[name] = list(models)
+        if self.draw_key is not None:
+            check_id("draw_key", self.draw_key)
+            fields["draw_key"] = self.draw_key
+        return fields
+
+
+def route(query: Query, request_id: str | None, space: str | None, choice: Choice) -> Call[Answer]:
     """`POST /v1/route`."""
-    body = {**_request(query, request_id), **_optional(space=space)}
+    body = {**_request(query, request_id), **choice.fields(), **_optional(space=space)}
     return _call("/v1/route", body, lambda data: _answer(json.loads(data)))
 
 
 def route_batch(
-    queries: Sequence[Query] | npt.NDArray[Any], request_ids: Sequence[str] | None, space: str | None
+    queries: Sequence[Query] | npt.NDArray[Any],
+    request_ids: Sequence[str] | None,
+    space: str | None,
+    choice: Choice,
 ) -> Call[list[Answer]]:
     """`POST /v1/route:batch`."""
     if not 1 <= len(queries) <= BATCH_MAX:
@@ -64,7 +89,7 @@ def route_batch(
     requests = []
     for i, query in enumerate(queries):
         try:
-            requests.append(_request(query, None if request_ids is None else request_ids[i]))
+            requests.append({**_request(query, None if request_ids is None else request_ids[i]), **choice.fields()})
         except BadQuery as error:
             raise BadQuery(f"queries[{i}]: {error}") from None
 
@@ -77,14 +102,47 @@ def route_batch(
     return _call("/v1/route:batch", {"requests": requests, **_optional(space=space)}, parse)
 
 
-def reward(request_id: str, reward: float, space: str | None, event_id: str | None) -> Call[None]:
+@dataclass(frozen=True)
+class Feedback:
+    """What came of a request."""
+
+    reward: float | None = None
+    outcomes: Mapping[str, float] | None = None
+    failed: bool = False
+    rewards: Mapping[str, float] | None = None
+    preferred: str | None = None
+    over: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a reward: those that say something."""
+        fields: dict[str, Any] = {}
+        if self.reward is not None:
+            fields["reward"] = _finite("reward", self.reward)
+        for name, numbers in (("outcomes", self.outcomes), ("rewards", self.rewards)):
+            if numbers:
+                fields[name] = {key: _finite(f"{name}[{key!r}]", number) for key, number in numbers.items()}
+        if self.failed:
+            fields["failed"] = True
+        if (self.preferred is None) != (self.over is None) or (self.preferred is not None and self.preferred == self.over):
+            raise ValueError("preferred and over are not valid: expected both or neither, and two different models")
+        fields.update(_optional(preferred=self.preferred, over=self.over))
+        if not fields:
+            raise ValueError("the feedback is empty: pass reward, outcomes, failed, rewards, or preferred and over")
+        return fields
+
+
+def _finite(name: str, number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError(f"{name} = {number} is not valid: expected a finite number")
+    return float(number)
+
+
+def reward(request_id: str, feedback: Feedback, space: str | None, event_id: str | None) -> Call[None]:
     """`POST /v1/rewards`. Without an `event_id` the call gets one, so that a retry counts once."""
     event_id = random_id() if event_id is None else event_id
     check_id("request_id", request_id)
     check_id("event_id", event_id)
-    if not math.isfinite(reward):
-        raise ValueError(f"reward = {reward} is not valid: expected a finite number")
-    body = {"request_id": request_id, "reward": float(reward), "event_id": event_id, **_optional(space=space)}
+    body = {"request_id": request_id, "event_id": event_id, **feedback.fields(), **_optional(space=space)}
     return _call("/v1/rewards", body, lambda data: None)
 
 

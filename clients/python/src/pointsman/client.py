@@ -7,13 +7,13 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy.typing as npt
 
 from . import calls
-from .calls import Attempts, Call, Settings
+from .calls import Attempts, Call, Choice, Feedback, Settings
 from .decision import Answer
 from .errors import Problem, Unreachable
 from .query import Query
@@ -49,30 +49,69 @@ class PointsmanClient:
         self._headers = self._settings.headers()
         self._pool = _Pool(self._settings)
 
-    def route(self, query: Query, request_id: str | None = None, space: str | None = None) -> Answer:
+    def route(
+        self,
+        query: Query,
+        request_id: str | None = None,
+        space: str | None = None,
+        *,
+        models: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        draw_key: str | None = None,
+    ) -> Answer:
         """Choose a model for a query. The router logs the decision.
 
         The same `request_id` with the same query returns the same answer. The same `request_id` with another query raises
         `Problem` with status 409. Without a `request_id` the client generates one.
+
+        Only `models` may answer, without those in `exclude`; a name that is unknown, or no model that is left, raises
+        `Problem` with status 422. Requests with one `draw_key`, such as the ID of a session, draw alike: they keep their
+        model while the distribution stays the same.
         """
-        return self._send(calls.route(query, request_id, space))
+        return self._send(calls.route(query, request_id, space, Choice(models, exclude, draw_key)))
 
     def route_batch(
         self,
         queries: Sequence[Query] | npt.NDArray[Any],
         request_ids: Sequence[str] | None = None,
         space: str | None = None,
+        *,
+        models: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        draw_key: str | None = None,
     ) -> list[Answer]:
-        """Choose a model for each of up to 1,000 queries of one space, all or none. Return the answers in order."""
-        return self._send(calls.route_batch(queries, request_ids, space))
+        """Choose a model for each of up to 1,000 queries of one space, all or none. Return the answers in order.
 
-    def reward(self, request_id: str, reward: float, space: str | None = None, event_id: str | None = None) -> None:
-        """Report the reward of a request. Rewards with the same `event_id` count once.
+        `models`, `exclude` and `draw_key` hold for each of the queries: see `route`.
+        """
+        return self._send(calls.route_batch(queries, request_ids, space, Choice(models, exclude, draw_key)))
+
+    def reward(
+        self,
+        request_id: str,
+        reward: float | None = None,
+        space: str | None = None,
+        event_id: str | None = None,
+        *,
+        outcomes: Mapping[str, float] | None = None,
+        failed: bool = False,
+        rewards: Mapping[str, float] | None = None,
+        preferred: str | None = None,
+        over: str | None = None,
+    ) -> None:
+        """Report what came of a request: at least one of the following. Reports with the same `event_id` count once.
+
+        - `reward`: how good the answer was.
+        - `outcomes`: what it took, such as money or time, by name.
+        - `failed`: the model did not answer. After several failures in a row the router rests the model.
+        - `rewards`: how good the answers of several models were, by model.
+        - `preferred` and `over`: the answer of one model was preferred to that of another.
 
         A reward outside of `reward.range` raises `Problem` with status 422 if the router is configured to reject it. Without
         an `event_id` the client generates one.
         """
-        self._send(calls.reward(request_id, reward, space, event_id))
+        feedback = Feedback(reward, outcomes, failed, rewards, preferred, over)
+        self._send(calls.reward(request_id, feedback, space, event_id))
 
     def close(self) -> None:
         """Close idle connections. Later calls raise `RuntimeError`."""

@@ -23,7 +23,7 @@ class Answer:
     propensity: float
     """Probability with which this model was drawn."""
     propensities: dict[str, float]
-    """Full distribution that the model was drawn from."""
+    """Full distribution that the model was drawn from, over the models that were eligible."""
     params_version: int
     params_epoch: int
 
@@ -34,6 +34,8 @@ class Decision(Answer):
 
     policy: dict[str, float]
     """Distribution before the exploration floor is mixed in."""
+    draw_key: str | None = None
+    """What the model was drawn by, if not by the request ID."""
 
     def event(self, query: Query, ts_ms: int) -> dict[str, Any]:
         """Return the query event for the learner, ready for `json.dumps`. `query` is the routed query."""
@@ -48,6 +50,8 @@ class Decision(Answer):
         }
         if self.policy != self.propensities:
             event["policy"] = dict(self.policy)
+        if self.draw_key is not None:
+            event["draw_key"] = self.draw_key
         return event
 
 

@@ -16,7 +16,11 @@ class BadQuery(PointsmanError, ValueError):
 
 
 class BadRequestId(PointsmanError, ValueError):
-    """A request ID or event ID is empty, too long or not valid Unicode."""
+    """A request ID, draw key or event ID is empty, too long or not valid Unicode."""
+
+
+class BadModels(PointsmanError, ValueError):
+    """Named models do not exist, or none is left that may answer."""
 
 
 class BadLog(PointsmanError, ValueError):

@@ -22,6 +22,10 @@ HEAD_VERSION = 2
 HEAD_QUERIES_MAX = 65_536
 HEAD_KEYS = ".head.keys"
 HEAD_CORRECTIONS = ".head.corrections"
+OUTCOMES_VERSION = 2
+"""The first version with priced outcomes."""
+OUTCOMES_MAX = 64
+OUTCOME_NAME_BYTES_MAX = 64
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_:@+-][A-Za-z0-9._:/@+-]{0,127}", re.ASCII)
@@ -57,6 +61,21 @@ class HeadTable:
 
 
 @dataclass(frozen=True, eq=False)
+class Outcomes:
+    """Expected outcomes of the models, such as money or time, and what they cost in units of the score."""
+
+    names: tuple[str, ...]
+    prices: tuple[float, ...]
+    """lambda: what one unit of each outcome takes from a score."""
+    expected: npt.NDArray[np.float32]
+    """One row per model, one column per outcome."""
+
+    def charges(self) -> list[float]:
+        """Return what each model's score loses."""
+        return [sum(price * float(x) for price, x in zip(self.prices, row)) for row in self.expected]
+
+
+@dataclass(frozen=True, eq=False)
 class Params:
     """Routing parameters of one space."""
 
@@ -75,6 +94,8 @@ class Params:
     scores: tuple[ScoreForm, ...]
     head: HeadTable | None = None
     """Corrections of frequent queries; None without any."""
+    outcomes: Outcomes | None = None
+    """What models cost besides their reward; None if nothing has a price."""
 
     @property
     def stamp(self) -> tuple[int, int, int]:
@@ -114,6 +135,7 @@ class Params:
             floor_distribution=meta.floor_distribution(len(models)),
             scores=tuple(_score_form(tensors, model, dim) for model in models),
             head=_head_table(tensors, format_version, len(models)),
+            outcomes=_outcomes(meta, tensors, format_version, models),
         )
 
 
@@ -123,6 +145,9 @@ class _Metadata:
 
     def bad(self, key: str, problem: str) -> BadParams:
         return BadParams(f"metadata {key}: {problem}")
+
+    def has(self, key: str) -> bool:
+        return key in self._entries
 
     def text(self, key: str) -> str:
         if key not in self._entries:
@@ -225,6 +250,40 @@ def _head_table(tensors: dict[str, Any], format_version: int, models: int) -> He
     shape = (keys.size, models)
     corrections = _tensor(tensors, HEAD_CORRECTIONS, shape, f"F32 {list(shape)}")
     return HeadTable(keys, corrections) if corrections is not None and keys.size > 0 else None
+
+
+def _outcomes(
+    meta: _Metadata, tensors: dict[str, Any], format_version: int, models: tuple[str, ...]
+) -> Outcomes | None:
+    present = [key for key in ("outcomes", "lambda") if meta.has(key)]
+    if not present:
+        stray = next((f"{model}.outcomes" for model in models if f"{model}.outcomes" in tensors), None)
+        if stray is not None:
+            raise meta.bad("outcomes", f"missing, but there is tensor {stray}")
+        return None
+    if len(present) == 1:
+        missing = "outcomes" if present == ["lambda"] else "lambda"
+        raise meta.bad(missing, f"missing, but there is {present[0]}")
+    if format_version < OUTCOMES_VERSION:
+        raise meta.bad("outcomes", f"needs format_version {OUTCOMES_VERSION}, but it is {format_version}")
+    names, prices = meta.json("outcomes"), meta.json("lambda")
+    if not isinstance(names, list) or not 1 <= len(names) <= OUTCOMES_MAX:
+        raise meta.bad("outcomes", f"must list 1 to {OUTCOMES_MAX} names")
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or not 1 <= len(name.encode("utf-8", "replace")) <= OUTCOME_NAME_BYTES_MAX:
+            raise meta.bad("outcomes", f"names must have 1 to {OUTCOME_NAME_BYTES_MAX} bytes")
+        if name in names[:i]:
+            raise meta.bad("outcomes", f"{name} is listed twice")
+    if not isinstance(prices, list) or len(prices) != len(names):
+        raise meta.bad("lambda", f"must list {len(names)} prices, one for each outcome")
+    if not all(_is_number(price) and math.isfinite(price) for price in prices):
+        raise meta.bad("lambda", "contains a price that is not a finite number")
+    expected = np.zeros((len(models), len(names)), np.float32)
+    for m, model in enumerate(models):
+        row = _tensor(tensors, f"{model}.outcomes", (len(names),), f"F32 [{len(names)}]")
+        if row is not None:
+            expected[m] = row
+    return Outcomes(tuple(names), tuple(float(price) for price in prices), expected)
 
 
 def _score_form(tensors: dict[str, Any], model: str, dim: int) -> ScoreForm:

@@ -1,11 +1,14 @@
 """Routing: parameters and a query in, a distribution over models and a draw out.
 
-    score_m(q) = bias_m + linear_m . q + sum_i eigenvalue_i (eigenvector_i . q)^2 + correction_m(q)     q of length 1
+    score_m(q) = bias_m + linear_m . q + sum_i eigenvalue_i (eigenvector_i . q)^2 + correction_m(q) - charge_m     |q| = 1
     correction   of a query in the head table of frequent queries; otherwise zero
+    charge_m     sum_j lambda_j outcome_mj: what the expected outcomes of the model cost
     softmax      core = softmax(score)
     inverse gap  core_m = 1 / (M + g (max score - score_m)) for all but the best, the rest for the best
     p = (1 - floor) core + floor floor_distribution
-    u = first 53 bits of BLAKE2b-64(key, space | 0 | request id), read as a little-endian number, / 2^53
+    u = first 53 bits of BLAKE2b-64(key, space | 0 | request id or draw key), read as a little-endian number, / 2^53
+
+If only some models are eligible, core and floor_distribution are conditioned on them, with M the number of these.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .decision import Decision, check_id, random_id
-from .errors import BadParams
+from .errors import BadModels, BadParams
 from .params import Params
 from .query import Query, key_constants, query_key, unit
 
@@ -47,7 +50,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The components of a model's score for a query: score = bias + linear + sum(parts) + correction."""
+    """The components of a model's score for a query: score = bias + linear + sum(parts) + correction - charge."""
 
     score: float
     bias: float
@@ -58,6 +61,8 @@ class Explanation:
     propensity: float
     correction: float = 0.0
     """The correction of a query in the head table of frequent queries."""
+    charge: float = 0.0
+    """What the model's expected outcomes cost."""
 
 
 class Router:
@@ -123,23 +128,39 @@ class Router:
             self._compiled = _Compiled(new)
             return True
 
-    def route(self, query: Query, request_id: str | None = None) -> Decision:
-        """Choose a model for a query. The same request ID draws the same model on every router with the same key."""
+    def route(
+        self,
+        query: Query,
+        request_id: str | None = None,
+        *,
+        models: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        draw_key: str | None = None,
+    ) -> Decision:
+        """Choose a model for a query. The same request ID draws the same model on every router with the same key.
+
+        Only `models` may answer, without those in `exclude`. Requests with one `draw_key`, such as the ID of a session,
+        draw alike: they keep their model while the distribution stays the same. Raises `BadModels` if a name is unknown or
+        no model is left.
+        """
         by = self._current()
         request_id = random_id() if request_id is None else request_id
-        u = draw(self._key, by.params.space, request_id)
-        core, propensities = by.distribution(by.scores(by.view(query)))
-        models = by.params.models
+        check_id("request_id", request_id)
+        u = draw(self._key, by.params.space, request_id if draw_key is None else draw_key)
+        eligible = by.eligible(models, exclude)
+        core, propensities = by.distribution(by.scores(by.view(query)), eligible)
+        names = [by.params.models[m] for m in eligible]
         chosen = select(propensities, u)
         return Decision(
             request_id=request_id,
             space=by.params.space,
-            model=models[chosen],
+            model=names[chosen],
             propensity=propensities[chosen],
-            propensities=dict(zip(models, propensities)),
+            propensities=dict(zip(names, propensities)),
             params_version=by.params.version,
             params_epoch=by.params.epoch,
-            policy=dict(zip(models, core)),
+            policy=dict(zip(names, core)),
+            draw_key=draw_key,
         )
 
     def scores(self, query: Query) -> dict[str, float]:
@@ -147,22 +168,29 @@ class Router:
         by = self._current()
         return dict(zip(by.params.models, by.scores(by.view(query))))
 
-    def distribution(self, query: Query) -> Distribution:
-        """Return the probability of each model."""
+    def distribution(
+        self, query: Query, *, models: Collection[str] | None = None, exclude: Collection[str] = ()
+    ) -> Distribution:
+        """Return the probability of each eligible model: see `route`."""
         by = self._current()
-        core, propensities = by.distribution(by.scores(by.view(query)))
-        return Distribution(dict(zip(by.params.models, core)), dict(zip(by.params.models, propensities)))
+        eligible = by.eligible(models, exclude)
+        core, propensities = by.distribution(by.scores(by.view(query)), eligible)
+        names = [by.params.models[m] for m in eligible]
+        return Distribution(dict(zip(names, core)), dict(zip(names, propensities)))
 
     def explain(self, query: Query) -> dict[str, Explanation]:
         """Explain the score and the probability of each model."""
         by = self._current()
         view = by.view(query)
         scores = by.scores(view)
-        core, propensities = by.distribution(scores)
+        core, propensities = by.distribution(scores, by.eligible(None, ()))
         parts, linear = by.parts(view)
         corrections = [0.0] * len(scores) if view.corrections is None else view.corrections.tolist()
+        charges = by.charges
         return {
-            model: Explanation(scores[m], form.bias, linear[m], parts[m], core[m], propensities[m], corrections[m])
+            model: Explanation(
+                scores[m], form.bias, linear[m], parts[m], core[m], propensities[m], corrections[m], charges[m]
+            )
             for m, (model, form) in enumerate(zip(by.params.models, by.params.scores))
         }
 
@@ -238,11 +266,12 @@ class _View:
 class _Compiled:
     """The vectors of all models as rows of one matrix, so that scoring a query is one product."""
 
-    __slots__ = ("params", "_rows", "_eigenvalues", "_owners", "_linear", "_biases", "_constants")
+    __slots__ = ("params", "charges", "_rows", "_eigenvalues", "_owners", "_linear", "_biases", "_constants")
 
     def __init__(self, params: Params) -> None:
         forms = params.scores
         self.params: Final = params
+        self.charges: Final = [0.0] * len(forms) if params.outcomes is None else params.outcomes.charges()
         self._eigenvalues: Final = np.concatenate([form.eigenvalues for form in forms]).astype(np.float64)
         self._owners: Final = np.repeat(np.arange(len(forms)), [form.eigenvalues.size for form in forms])
         self._linear: Final = np.flatnonzero([form.linear is not None for form in forms])
@@ -268,7 +297,7 @@ class _Compiled:
         scores[self._linear] += products[rank:]
         if view.corrections is not None:
             scores += view.corrections
-        return [float(score) for score in scores]
+        return [float(score) - charge for score, charge in zip(scores, self.charges)]
 
     def parts(self, view: _View) -> tuple[list[tuple[float, ...]], list[float]]:
         """Return the quadratic and linear parts of each model's score."""
@@ -280,12 +309,31 @@ class _Compiled:
         quadratic = [tuple(float(part) for part in parts[self._owners == m]) for m in models]
         return quadratic, [float(linear.get(m, 0.0)) for m in models]
 
-    def distribution(self, scores: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Return the core distribution, and the one with the floor mixed in."""
+    def eligible(self, models: Collection[str] | None, exclude: Collection[str]) -> list[int]:
+        """Return the places of the models that may answer, in order."""
+        known = self.params.models
+        for argument, names in (("models", known if models is None else models), ("exclude", exclude)):
+            if isinstance(names, str):
+                raise BadModels(f"{argument} is {names!r}: expected a list of names")
+            unknown = next((name for name in names if name not in known), None)
+            if unknown is not None:
+                raise BadModels(f"{argument}: space {self.params.space} has no model {unknown!r}")
+        eligible = [m for m, name in enumerate(known) if (models is None or name in models) and name not in exclude]
+        if not eligible:
+            raise BadModels(f"models and exclude leave no model of space {self.params.space}")
+        return eligible
+
+    def distribution(self, scores: Sequence[float], eligible: list[int]) -> tuple[list[float], list[float]]:
+        """Return the core distribution over the eligible models, and the one with the floor mixed in."""
         params = self.params
-        core = softmax(scores) if params.inverse_gap is None else inverse_gap(params.inverse_gap, scores)
-        floor = params.floor
-        return core, [(1.0 - floor) * p + floor * f for p, f in zip(core, params.floor_distribution)]
+        among = [scores[m] for m in eligible]
+        core = softmax(among) if params.inverse_gap is None else inverse_gap(params.inverse_gap, among)
+        floor, shares = params.floor, list(params.floor_distribution)
+        if len(eligible) < len(scores):
+            shares = [shares[m] for m in eligible]
+            total = sum(shares)
+            shares = [share / total if total > 0.0 else 1.0 / len(shares) for share in shares]
+        return core, [(1.0 - floor) * p + floor * f for p, f in zip(core, shares)]
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
@@ -305,10 +353,10 @@ def inverse_gap(gap: float, scores: Sequence[float]) -> list[float]:
     return core
 
 
-def draw(key: bytes, space: str, request_id: str) -> float:
-    """Return the draw of a request in [0, 1), reproducible with the key."""
+def draw(key: bytes, space: str, draw_key: str) -> float:
+    """Return the draw of a request ID, or of another key, in [0, 1), reproducible with the router's key."""
     # Space names contain no zero byte, so the encoding is unambiguous.
-    text = space.encode("ascii") + b"\0" + check_id("request_id", request_id)
+    text = space.encode("ascii") + b"\0" + check_id("draw_key", draw_key)
     digest = hashlib.blake2b(text, digest_size=8, key=key).digest()
     return float((int.from_bytes(digest, "little") >> 11) / (1 << 53))
 

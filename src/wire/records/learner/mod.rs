@@ -12,7 +12,7 @@
 //! | version | payload |
 //! |---|---|
 //! | 6 | [`LearnerRecord`] |
-//! | 5 | [`old`]: no objective; examples without eligible models and further feedback |
+//! | 5 | [`old`]: a guard in place of the rollout, no objective; examples without eligible models and further feedback |
 //! | 4 | [`old`]: no sample-ratio test |
 //! | 3 | [`old`]: no incumbent, other sums for lifts |
 //! | 2 | the same as 3; or, before the guard mixed several models, [`old`] with one best model |

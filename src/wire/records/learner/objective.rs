@@ -9,6 +9,14 @@ pub struct ObjectiveRecord {
     pub outcomes: Vec<OutcomeRecord>,
     /// The quality floor.
     pub floor: FloorRecord,
+    /// Examples learned by the last charge.
+    pub examples: u64,
+    /// Fading mean of the examples learned from one charge to the next.
+    pub examples_per_charge: FadingMeanRecord,
+    /// Fading mean of the age of the parameters that decided, in charges.
+    pub age: FadingMeanRecord,
+    /// The share of a violation that one request corrects.
+    pub pace: f64,
 }
 
 /// One outcome.
@@ -24,8 +32,6 @@ pub struct OutcomeRecord {
     pub debt: f64,
     /// Fading mean of the variance of the cost over the played distribution, in squared budgets.
     pub variance: FadingMeanRecord,
-    /// Fading mean of the age of the parameters that decided, in requests.
-    pub age: FadingMeanRecord,
     /// Requests charged.
     pub requests: u64,
     /// What they were charged, in the unit of the outcome.

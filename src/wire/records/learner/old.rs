@@ -46,16 +46,48 @@ struct RewardedExample {
     reward: f64,
 }
 
-/// The policy value of version 4: no sample-ratio test.
+/// The policy value of version 4, and of version 5 before its sample-ratio test: a guard in place of the rollout.
 #[derive(Deserialize)]
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-struct UntestedValue {
+struct GuardedValue {
+    examples: u64,
+    evaluation: GuardedEvaluation,
+    rewards: Vec<ModelRewardsRecord>,
+    fallback_mix: Vec<f64>,
+    _incumbent: Option<u64>,
+    _pays: bool,
+}
+
+/// What all versions with estimates have in common.
+#[derive(Clone)]
+struct Unguarded {
     examples: u64,
     evaluation: EvaluationRecord,
     rewards: Vec<ModelRewardsRecord>,
     fallback_mix: Vec<f64>,
-    incumbent: Option<u64>,
-    pays: bool,
+}
+
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct GuardedEvaluation {
+    models: u64,
+    events: u64,
+    all: Vec<GuardedEstimate>,
+    block_events: u64,
+    blocks: Vec<Vec<GuardedEstimate>>,
+    blocks_dropped: u64,
+}
+
+/// Sums over examples for one policy, with those of the guard.
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct GuardedEstimate {
+    weights: WeightsRecord,
+    robust: f64,
+    robust_square: f64,
+    value: [BoundRecord; 2],
+    lifts: Vec<[BoundRecord; 2]>,
+    _over_incumbent: BoundRecord,
 }
 
 /// The policy value of version 3, and of version 2 since it has a mix.
@@ -66,7 +98,7 @@ struct UnpairedValue {
     evaluation: UnpairedEvaluation,
     rewards: Vec<ModelRewardsRecord>,
     fallback_mix: Vec<f64>,
-    pays: bool,
+    _pays: bool,
 }
 
 /// The policy value in version 2 before commit c3372b6: one best model instead of a mix.
@@ -78,7 +110,7 @@ struct UnpairedValueWithBest {
     rewards: Vec<ModelRewardsRecord>,
     /// Index of the model that earned the most alone, if any was played.
     best: Option<u64>,
-    pays: bool,
+    _pays: bool,
 }
 
 #[derive(Deserialize)]
@@ -108,11 +140,17 @@ struct UnpairedEstimate {
 /// Policies that are evaluated beside those that always play one model.
 const POLICIES: usize = 3;
 
-/// Decodes the payload of versions 1 to 5.
+/// Decodes the payload of version 1, 2, 3, 4 or 5.
 pub(super) fn upgrade(version: u16, payload: &[u8]) -> Result<LearnerRecord, Damaged> {
     match version {
-        5 => upgrade_rewarded(payload),
-        4 => upgrade_untested(payload),
+        5 => {
+            let (learner, (value, sample_ratio)): (Unevaluated, (GuardedValue, SampleRatioRecord)) = decode(payload)?;
+            Ok(learner.with_policy_value(value.unguarded(), Some(sample_ratio)))
+        }
+        4 => {
+            let (learner, value): (Unevaluated, GuardedValue) = decode(payload)?;
+            Ok(learner.with_policy_value(value.unguarded(), None))
+        }
         3 => upgrade_unpaired(payload),
         2 => upgrade_unpaired(payload).or_else(|problem| upgrade_best(payload).unwrap_or(Err(problem))),
         1 => decode::<Unevaluated>(payload).map(Unevaluated::without_policy_value),
@@ -120,19 +158,9 @@ pub(super) fn upgrade(version: u16, payload: &[u8]) -> Result<LearnerRecord, Dam
     }
 }
 
-fn upgrade_rewarded(payload: &[u8]) -> Result<LearnerRecord, Damaged> {
-    let (learner, value): (Unevaluated, PolicyValueRecord) = decode(payload)?;
-    Ok(learner.with_tested_value(value))
-}
-
-fn upgrade_untested(payload: &[u8]) -> Result<LearnerRecord, Damaged> {
-    let (learner, value): (Unevaluated, UntestedValue) = decode(payload)?;
-    Ok(learner.with_policy_value(value))
-}
-
 fn upgrade_unpaired(payload: &[u8]) -> Result<LearnerRecord, Damaged> {
     let (learner, value): (Unevaluated, UnpairedValue) = decode(payload)?;
-    Ok(learner.with_policy_value(value.paired()))
+    Ok(learner.with_policy_value(value.paired(), None))
 }
 
 /// Decodes the older layout of version 2; none if the payload has another layout. A payload decodes in one layout only,
@@ -142,7 +170,7 @@ fn upgrade_best(payload: &[u8]) -> Option<Result<LearnerRecord, Damaged>> {
     let models = learner.models.len();
     Some(match value.best {
         Some(best) if best >= models as u64 => Err(Damaged::Corrupt(format!("there is no model {best}"))),
-        best => Ok(learner.with_policy_value(value.with_mix(best, models).paired())),
+        best => Ok(learner.with_policy_value(value.with_mix(best, models).paired(), None)),
     })
 }
 
@@ -156,22 +184,41 @@ impl UnpairedValueWithBest {
             evaluation: self.evaluation,
             rewards: self.rewards,
             fallback_mix: best.map(one_hot).unwrap_or_default(),
-            pays: self.pays,
+            _pays: self._pays,
         }
     }
 }
 
+impl GuardedValue {
+    /// A rollout begins as it is configured.
+    fn unguarded(self) -> Unguarded {
+        let unguarded = |estimates: Vec<GuardedEstimate>| {
+            let of = |estimate: GuardedEstimate| {
+                let GuardedEstimate { weights, robust, robust_square, value, lifts, .. } = estimate;
+                EstimateRecord { weights, robust, robust_square, value, lifts }
+            };
+            estimates.into_iter().map(of).collect()
+        };
+        let GuardedEvaluation { models, events, all, block_events, blocks, blocks_dropped } = self.evaluation;
+        let evaluation = EvaluationRecord {
+            models,
+            events,
+            all: unguarded(all),
+            block_events,
+            blocks: blocks.into_iter().map(unguarded).collect(),
+            blocks_dropped,
+        };
+        Unguarded { examples: self.examples, evaluation, rewards: self.rewards, fallback_mix: self.fallback_mix }
+    }
+}
+
 impl UnpairedValue {
-    /// The guard has no incumbent until it looks again, and its sums over incumbents start empty. A policy that it had released
-    /// stays released until the new sums show that it does not pay.
-    fn paired(self) -> UntestedValue {
-        UntestedValue {
+    fn paired(self) -> Unguarded {
+        Unguarded {
             examples: self.examples,
             evaluation: self.evaluation.paired(),
             rewards: self.rewards,
             fallback_mix: self.fallback_mix,
-            incumbent: None,
-            pays: self.pays,
         }
     }
 }
@@ -207,7 +254,6 @@ impl UnpairedEstimate {
             robust_square: self.robust_square,
             value: [earned, minus_value(missed)],
             lifts: self.lifts.into_iter().map(|pair| pair.map(lift)).collect(),
-            over_incumbent: BoundRecord::default(),
         }
     }
 }
@@ -236,34 +282,26 @@ impl Unevaluated {
         let lifts: [BoundRecord; 2] = Default::default();
         let mut all = vec![EstimateRecord { lifts: vec![lifts; models], ..EstimateRecord::default() }; POLICIES];
         all.resize(POLICIES + models, EstimateRecord::default());
-        self.with_policy_value(UntestedValue {
-            examples: 0,
-            evaluation: EvaluationRecord {
-                models: models as u64,
-                events: 0,
-                all,
-                block_events: 1,
-                blocks: Vec::new(),
-                blocks_dropped: 0,
-            },
-            rewards: vec![ModelRewardsRecord { sum: 0.0, count: 0 }; models],
-            fallback_mix: Vec::new(),
-            incumbent: None,
-            pays: false,
-        })
+        let evaluation = EvaluationRecord {
+            models: models as u64,
+            events: 0,
+            all,
+            block_events: 1,
+            blocks: Vec::new(),
+            blocks_dropped: 0,
+        };
+        let rewards = vec![ModelRewardsRecord { sum: 0.0, count: 0 }; models];
+        self.with_policy_value(Unguarded { examples: 0, evaluation, rewards, fallback_mix: Vec::new() }, None)
     }
 
-    /// The sample-ratio test begins with the next example.
-    fn with_policy_value(self, value: UntestedValue) -> LearnerRecord {
-        let UntestedValue { examples, evaluation, rewards, fallback_mix, incumbent, pays } = value;
-        let sample_ratio =
-            SampleRatioRecord { models: vec![SharesRecord::default(); self.models.len()], log_evidence: 0.0 };
-        let value = PolicyValueRecord { examples, evaluation, rewards, fallback_mix, incumbent, pays, sample_ratio };
-        self.with_tested_value(value)
-    }
-
-    /// Every example had a reward and no outcomes.
-    fn with_tested_value(self, policy_value: PolicyValueRecord) -> LearnerRecord {
+    /// Every example had a reward and no outcomes. Without a record of it, the sample-ratio test begins with the next one.
+    fn with_policy_value(self, value: Unguarded, sample_ratio: Option<SampleRatioRecord>) -> LearnerRecord {
+        let Unguarded { examples, evaluation, rewards, fallback_mix } = value;
+        let untested =
+            || SampleRatioRecord { models: vec![SharesRecord::default(); self.models.len()], log_evidence: 0.0 };
+        let sample_ratio = sample_ratio.unwrap_or_else(untested);
+        let policy_value =
+            PolicyValueRecord { examples, evaluation, rewards, fallback_mix, rollout: None, sample_ratio };
         let Self { algorithm, dim, models, generator, pending, reward_mean, reward_sum, learned, version, state } =
             self;
         LearnerRecord {
@@ -321,14 +359,46 @@ mod tests {
             blocks: vec![vec![estimate]],
             blocks_dropped: 1,
         };
-        UnpairedValue { examples: 2, evaluation, rewards: Vec::new(), fallback_mix, pays: true }
+        UnpairedValue { examples: 2, evaluation, rewards: Vec::new(), fallback_mix, _pays: true }
+    }
+
+    fn guarded(value: UnpairedValue) -> GuardedValue {
+        let Unguarded { examples, evaluation, rewards, fallback_mix } = value.paired();
+        let EvaluationRecord { models, events, all, block_events, blocks, blocks_dropped } = evaluation;
+        let guarded = |estimates: Vec<EstimateRecord>| {
+            let of = |estimate: EstimateRecord| {
+                let EstimateRecord { weights, robust, robust_square, value, lifts } = estimate;
+                let _over_incumbent = BoundRecord { count: 1, sum: 0.25, variation: 0.5 };
+                GuardedEstimate { weights, robust, robust_square, value, lifts, _over_incumbent }
+            };
+            estimates.into_iter().map(of).collect()
+        };
+        let evaluation = GuardedEvaluation {
+            models,
+            events,
+            all: guarded(all),
+            block_events,
+            blocks: blocks.into_iter().map(guarded).collect(),
+            blocks_dropped,
+        };
+        GuardedValue { examples, evaluation, rewards, fallback_mix, _incumbent: Some(2), _pays: true }
+    }
+
+    #[test]
+    fn version_5_has_a_guard() {
+        let value = || value(vec![0.25, 0.25, 0.5]);
+        let sample_ratio =
+            SampleRatioRecord { models: vec![SharesRecord { played: 2, expected: 1.5 }; 3], log_evidence: 0.5 };
+        let upgraded = upgrade(5, &encode(&(learner(), (guarded(value()), sample_ratio.clone())))).unwrap();
+        assert_eq!(upgraded, learner().with_policy_value(value().paired(), Some(sample_ratio)));
+        assert_eq!(upgraded.policy_value.rollout, None);
     }
 
     #[test]
     fn version_4_has_no_sample_ratio_test() {
-        let value = value(vec![0.25, 0.25, 0.5]).paired();
-        let upgraded = upgrade(4, &encode(&(learner(), value.clone()))).unwrap();
-        assert_eq!(upgraded, learner().with_policy_value(value));
+        let value = || value(vec![0.25, 0.25, 0.5]);
+        let upgraded = upgrade(4, &encode(&(learner(), guarded(value())))).unwrap();
+        assert_eq!(upgraded, learner().with_policy_value(value().paired(), None));
         let SampleRatioRecord { models, log_evidence } = upgraded.policy_value.sample_ratio;
         assert_eq!((models, log_evidence), (vec![SharesRecord::default(); 3], 0.0));
     }
@@ -336,8 +406,8 @@ mod tests {
     #[test]
     fn version_3_has_the_same_evidence_in_other_units() {
         let upgraded = upgrade(3, &encode(&(learner(), value(vec![0.25, 0.25, 0.5])))).unwrap();
-        let PolicyValueRecord { evaluation, fallback_mix, incumbent, pays, .. } = upgraded.policy_value;
-        assert_eq!((fallback_mix, incumbent, pays), (vec![0.25, 0.25, 0.5], None, true));
+        let PolicyValueRecord { evaluation, fallback_mix, .. } = upgraded.policy_value;
+        assert_eq!(fallback_mix, vec![0.25, 0.25, 0.5]);
         let bound = |sum, variation| BoundRecord { count: 2, sum, variation };
         let expected = EstimateRecord {
             weights: WeightsRecord::default(),
@@ -346,17 +416,16 @@ mod tests {
             // 0.375 was earned, 0.625 missed; the lifts are 2 x 0.75 - 1 and 2 x 0.25 - 1.
             value: [bound(0.75, 0.5), bound(-0.75, 0.5)],
             lifts: vec![[bound(1.0, 2.0), bound(-1.0, 2.0)]],
-            over_incumbent: BoundRecord::default(),
         };
         assert_eq!((&evaluation.all[0], &evaluation.blocks[0][0]), (&expected, &expected));
     }
 
     #[test]
     fn version_2_has_two_layouts() {
-        let with_mix = |mix: Vec<f64>| learner().with_policy_value(value(mix).paired());
+        let with_mix = |mix: Vec<f64>| learner().with_policy_value(value(mix).paired(), None);
         let with_best = |best: Option<u64>| {
-            let UnpairedValue { examples, evaluation, rewards, pays, .. } = value(Vec::new());
-            encode(&(learner(), UnpairedValueWithBest { examples, evaluation, rewards, best, pays }))
+            let UnpairedValue { examples, evaluation, rewards, _pays, .. } = value(Vec::new());
+            encode(&(learner(), UnpairedValueWithBest { examples, evaluation, rewards, best, _pays }))
         };
         let mix = vec![0.25, 0.25, 0.5];
         assert_eq!(upgrade(2, &encode(&(learner(), value(mix.clone())))).unwrap(), with_mix(mix));
@@ -373,7 +442,7 @@ mod tests {
     fn version_1_has_no_policy_value() {
         let payload = encode(&learner());
         let upgraded = upgrade(1, &payload).unwrap();
-        assert!(!upgraded.policy_value.pays && upgraded.policy_value.examples == 0);
+        assert_eq!(upgraded.policy_value.examples, 0);
         assert_eq!(upgraded, learner().without_policy_value());
         assert!(upgrade(0, &payload).is_err());
     }

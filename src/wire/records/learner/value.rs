@@ -1,11 +1,11 @@
 //! Estimates of the policy value: what the learner's policy and its rivals would have earned on the logged examples.
 //!
 //! For an example, p is the propensity of the chosen model, pi the probability that an evaluated policy gives it, w = pi / p
-//! (at most 1e6) and r the reward. The incumbent is the model that seemed best alone when the guard last looked before it.
+//! (at most 1e6) and r the reward.
 
 use serde::{Deserialize, Serialize};
 
-/// What is known of the policy value, and the state of the guard.
+/// What is known of the policy value, and the state of the rollout.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PolicyValueRecord {
     /// Examples, evaluated or not.
@@ -14,15 +14,59 @@ pub struct PolicyValueRecord {
     pub evaluation: EvaluationRecord,
     /// Per model the rewards of the examples that chose it.
     pub rewards: Vec<ModelRewardsRecord>,
-    /// Per model its probability in the mix that the guard plays beside the policy; empty before the guard has looked, when
-    /// all are equal.
+    /// Per model its probability in the mix that is played while the incumbent is searched for; empty before the first look,
+    /// when all are equal.
     pub fallback_mix: Vec<f64>,
-    /// Index of the incumbent; none before the guard has looked.
-    pub incumbent: Option<u64>,
-    /// Whether the guard has found that the policy pays.
-    pub pays: bool,
+    /// The rollout; none before version 6.
+    pub rollout: Option<RolloutRecord>,
     /// Whether models were played as often as the propensities say.
     pub sample_ratio: SampleRatioRecord,
+}
+
+/// How much of the traffic follows the policy, and why.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RolloutRecord {
+    /// `learner.stage`
+    pub configured: StageRecord,
+    /// The present stage.
+    pub stage: StageRecord,
+    /// Index of the incumbent; none while it is searched for.
+    pub incumbent: Option<u64>,
+    /// Evaluated examples.
+    pub examples: u64,
+    /// Whether the promise has begun.
+    pub has_begun: bool,
+    /// Of the sum of x since then, each multiplied by 4: x is the lift over the incumbent plus the budget.
+    pub ledger: BoundRecord,
+    /// What was earned so long ago that it may not be lost again, in rewards.
+    pub forgotten: f64,
+    /// Planned share of the traffic that follows the policy.
+    pub share: f64,
+    /// The largest share that is still played while the log does not show the planned one.
+    pub share_before: f64,
+    /// Examples when it was planned.
+    pub planned_at: u64,
+    /// Whether the log shows it.
+    pub has_arrived: bool,
+    /// Whether the log has shown an older one since the last look.
+    pub is_mixed: bool,
+    /// Examples after the plan that an older share decided.
+    pub late: u64,
+    /// The same of earlier plans; none before the log has shown one.
+    pub lag: Option<u64>,
+}
+
+/// `learner.stage`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StageRecord {
+    /// `observe`
+    Observe,
+    /// `shadow`
+    Shadow,
+    /// `canary`
+    Canary,
+    /// `full`
+    Full,
 }
 
 /// The sample-ratio test, over the examples whose whole distribution was logged, declared or assumed.
@@ -84,8 +128,6 @@ pub struct EstimateRecord {
     /// Per model b of the lift over the policy that always plays b, then of minus that lift. Empty for the policies that
     /// always play one model.
     pub lifts: Vec<[BoundRecord; 2]>,
-    /// Of the lift over the incumbent, for the examples that had one.
-    pub over_incumbent: BoundRecord,
 }
 
 /// Sums for self-normalised importance sampling.
