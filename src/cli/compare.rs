@@ -36,8 +36,8 @@ use crate::wire::dataset::Dataset;
 ///
 /// With --budget, the models of simulated traffic have prices, from 0.1 for model-1 to 5 for the last one, and dear models are better on
 /// the whole. Each algorithm learns to keep each budget: what a query may cost on average. The result is quality against cost, beside
-/// that of every single model and that of the best fixed policy of each budget, which knows the expected rewards. "worst window" says
-/// how well a budget was kept. Only algorithms that predict rewards can keep one: hpg (with its critic) and hypentropy-regression.
+/// that of every single model and that of the best fixed policy of each budget, which knows the expected rewards. "over at most"
+/// is the largest overspending of a window of 10,000 queries. Only algorithms that predict rewards can keep one: hpg (with its critic) and hypentropy-regression.
 ///
 /// On a log (--log-queries and --log-rewards, or --examples) the rewards of other decisions are unknown. Each example is evaluated off-policy,
 /// by importance weights, before the algorithm learns from it. See `pointsman evaluate`.

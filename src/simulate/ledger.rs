@@ -75,11 +75,18 @@ impl Ledger {
         Point { cost: (self.spent[rounds.end] - self.spent[rounds.start]) / n, quality }
     }
 
-    /// The largest relative violation of a budget over any `length` successive rounds from `begin` on.
-    pub fn worst_violation(&self, budget: f64, begin: usize, length: usize) -> f64 {
+    /// How far spending was above a budget at most, and how far below, relative to it, over any `length` successive rounds from
+    /// `begin` on.
+    pub fn worst_windows(&self, budget: f64, begin: usize, length: usize) -> [f64; 2] {
         let windows = begin..(self.rounds() + 1).saturating_sub(length);
-        let mean = |at: usize| (self.spent[at + length] - self.spent[at]) / length as f64;
-        windows.map(|at| (mean(at) / budget - 1.0).abs()).fold(0.0, f64::max)
+        let mean = |at: usize| (self.spent[at + length] - self.spent[at]) / length as f64 / budget - 1.0;
+        windows.map(mean).fold([0.0, 0.0], |[over, under], x| [f64::max(over, x), f64::max(under, -x)])
+    }
+
+    /// The larger of the two.
+    pub fn worst_violation(&self, budget: f64, begin: usize, length: usize) -> f64 {
+        let [over, under] = self.worst_windows(budget, begin, length);
+        over.max(under)
     }
 
     /// Always one model, where it could answer.

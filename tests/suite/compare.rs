@@ -108,7 +108,8 @@ fn quality_is_reported_against_cost() {
     for row in players {
         let [cost, quality, possible] = ["cost", "quality", "possible_quality"].map(|key| numbers(&row[key]));
         for run in 0..3 {
-            assert!(quality[run] < possible[run] && cost[run] < 1.3 * row["budget"].as_f64().unwrap(), "{row}");
+            let budget = row["budget"].as_f64().unwrap();
+            assert!(quality[run] < 1.1 * possible[run] && cost[run] < 1.3 * budget, "{row}");
             assert!(curve.windows(2).all(|w| w[0][1][run] <= w[1][1][run] + 1e-9), "more money, more quality");
         }
     }

@@ -37,7 +37,8 @@ struct Player {
 struct Outcome {
     played: Point,
     possible: Point,
-    violation: f64,
+    /// Largest overspending of a window, and largest underspending.
+    worst: [f64; 2],
     summary: Summary,
     /// What does not depend on the player; of the first player only.
     reference: Option<Reference>,
@@ -122,7 +123,7 @@ fn run_one(args: &Args, player: &Player, seed: u64, is_first: bool, advance: imp
     Ok(Outcome {
         played: ledger.played(0..rounds),
         possible: ledger.best_fixed(0..rounds, player.budget),
-        violation: ledger.worst_violation(player.budget, begin, length),
+        worst: ledger.worst_windows(player.budget, begin, length),
         summary: history.summary(1.0),
         reference: is_first.then(|| Reference::of(ledger, world.models(), least)),
     })
@@ -164,7 +165,7 @@ fn model_name(m: usize) -> String {
 fn table<'a>(args: &Args, players: &[Player], of: &dyn Fn(usize) -> &'a [Outcome]) -> Table {
     let mut columns = vec![Column::left("policy")];
     columns.extend(
-        ["budget", "cost", "worst window", "quality", "possible", "of possible", "gap closed"].map(Column::right),
+        ["budget", "cost", "over at most", "quality", "possible", "of possible", "gap closed"].map(Column::right),
     );
     let figures = |i: usize, figure: &dyn Fn(&Outcome) -> f64| of(i).iter().map(figure).collect::<Vec<_>>();
     let row = |(i, player): (usize, &Player)| {
@@ -172,7 +173,7 @@ fn table<'a>(args: &Args, players: &[Player], of: &dyn Fn(usize) -> &'a [Outcome
             player.contestant.name.clone(),
             player.budget.to_string(),
             spread(&figures(i, &|o| o.played.cost), 4, ""),
-            percent(&figures(i, &|o| o.violation)),
+            percent(&figures(i, &|o| o.worst[0])),
             spread(&figures(i, &|o| o.played.quality), 4, ""),
             spread(&figures(i, &|o| o.possible.quality), 4, ""),
             percent(&figures(i, &|o| o.played.quality / o.possible.quality)),
@@ -194,8 +195,8 @@ fn table<'a>(args: &Args, players: &[Player], of: &dyn Fn(usize) -> &'a [Outcome
     let runs =
         if args.runs > 1 { format!("mean ± standard deviation of {} runs; ", args.runs) } else { String::new() };
     let note = format!(
-        "{runs}worst window: largest violation of the budget, in either direction, over any {length} successive queries after the \
-         first {begin}; possible: quality of the best fixed policy with that budget, which knows the expected rewards"
+        "{runs}over at most: largest overspending of the budget over any {length} successive queries after the first {begin}; \
+         possible: quality of the best fixed policy with that budget, which knows the expected rewards"
     );
     Table { columns, rows, note: Some(note) }
 }
@@ -251,7 +252,8 @@ fn to_json<'a>(args: &Args, players: &[Player], of: &dyn Fn(usize) -> &'a [Outco
             "algorithm": player.contestant.name,
             "budget": player.budget,
             "cost": all(&|o| o.played.cost),
-            "worst_window": all(&|o| o.violation),
+            "over_at_most": all(&|o| o.worst[0]),
+            "under_at_most": all(&|o| o.worst[1]),
             "quality": all(&|o| o.played.quality),
             "possible_cost": all(&|o| o.possible.cost),
             "possible_quality": all(&|o| o.possible.quality),
