@@ -94,10 +94,9 @@ fn run_all(args: &Args, players: &[Player]) -> anyhow::Result<Vec<Outcome>> {
     let numbered: Vec<_> = jobs.iter().enumerate().collect();
     let outcomes = parallel::map(&numbered, |&(number, &(i, seed))| {
         progress.begin(number);
-        let outcome = run_one(args, &players[i], seed, i == 0, |rounds| {
+        run_one(args, &players[i], seed, i == 0, |rounds| {
             progress.advance(number, rounds, || players[i].contestant.name.clone());
-        });
-        outcome
+        })
     });
     progress.finish();
     outcomes.into_iter().collect()
