@@ -94,10 +94,9 @@ fn run_all(args: &Args, players: &[Player]) -> anyhow::Result<Vec<Outcome>> {
     let numbered: Vec<_> = jobs.iter().enumerate().collect();
     let outcomes = parallel::map(&numbered, |&(number, &(i, seed))| {
         progress.begin(number);
-        let outcome = run_one(args, &players[i], seed, i == 0, |rounds| {
+        run_one(args, &players[i], seed, i == 0, |rounds| {
             progress.advance(number, rounds, || players[i].contestant.name.clone());
-        });
-        outcome
+        })
     });
     progress.finish();
     outcomes.into_iter().collect()
@@ -164,9 +163,7 @@ fn model_name(m: usize) -> String {
 
 fn table<'a>(args: &Args, players: &[Player], of: &dyn Fn(usize) -> &'a [Outcome]) -> Table {
     let mut columns = vec![Column::left("policy")];
-    columns.extend(
-        ["budget", "cost", "over at most", "quality", "possible", "of possible", "gap closed"].map(Column::right),
-    );
+    columns.extend(["budget", "cost", "over at most", "quality", "possible", "of possible"].map(Column::right));
     let figures = |i: usize, figure: &dyn Fn(&Outcome) -> f64| of(i).iter().map(figure).collect::<Vec<_>>();
     let row = |(i, player): (usize, &Player)| {
         vec![
@@ -177,7 +174,6 @@ fn table<'a>(args: &Args, players: &[Player], of: &dyn Fn(usize) -> &'a [Outcome
             spread(&figures(i, &|o| o.played.quality), 4, ""),
             spread(&figures(i, &|o| o.possible.quality), 4, ""),
             percent(&figures(i, &|o| o.played.quality / o.possible.quality)),
-            percent(&figures(i, &|o| gap(&o.summary))),
         ]
     };
     let mut rows: Vec<Vec<String>> = players.iter().enumerate().map(row).collect();
@@ -186,7 +182,7 @@ fn table<'a>(args: &Args, players: &[Player], of: &dyn Fn(usize) -> &'a [Outcome
         let figures = |x: fn(&Point) -> f64| references.iter().map(|r| x(&point(r))).collect::<Vec<_>>();
         let (cost, quality) = (figures(|p| p.cost), figures(|p| p.quality));
         let none = String::new;
-        rows.push(vec![name, none(), spread(&cost, 4, ""), none(), spread(&quality, 4, ""), none(), none(), none()]);
+        rows.push(vec![name, none(), spread(&cost, 4, ""), none(), spread(&quality, 4, ""), none(), none()]);
     };
     (0..args.models).for_each(|m| fixed(model_name(m), &|r| r.alone[m]));
     fixed("uniform".to_owned(), &|r| r.uniform);
