@@ -495,8 +495,7 @@ impl Trainer {
         let Floor { share, distribution } = self.floor();
         let Student { learner, book, objective, .. } = &*self.caught_up();
         let (sampling, scores, head) = learner.play(book.version).exported(learner.score_forms(), learner.head_table());
-        let outcomes =
-            learner.steepness().map_or_else(Outcomes::default, |steepness| objective.outcomes(steepness));
+        let outcomes = learner.steepness().map_or_else(Outcomes::default, |steepness| objective.outcomes(steepness));
         Policy { sampling, floor: share, floor_distribution: distribution, scores, head, outcomes }
     }
 
