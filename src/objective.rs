@@ -505,7 +505,8 @@ impl Delay {
         self.examples = charge.examples;
         self.examples_per_charge.add(learned as f64, KEEP_RATE);
         let rate = self.examples_per_charge.mean().unwrap_or(1.0).max(RATE_MIN);
-        let age = charge.age.map_or(0.0, |age| age as f64 / rate);
+        // Decisions of others have no age.
+        let Some(age) = charge.age.map(|age| age as f64 / rate) else { return };
         self.age.add(age, KEEP_VARIANCE);
         self.pace = PACE_MAX.min(PACE_TIMES_AGE / (1.0 + age.max(self.age.mean().unwrap_or(0.0))));
     }

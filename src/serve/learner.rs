@@ -65,6 +65,7 @@ impl Learning {
                 match next.take() {
                     Some(changed) if outcome.is_ok() => {
                         (config, settings) = changed;
+                        status.facts().reconfigured();
                         stop.store(false, Ordering::Relaxed);
                     }
                     _ => break outcome,

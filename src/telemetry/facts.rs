@@ -213,6 +213,11 @@ impl Facts {
         keep(&mut log.newest_dead, news, DEAD_MAX);
     }
 
+    /// Reports that the configuration has changed: models may have other indexes now, so their examples are counted from here.
+    pub fn reconfigured(&self) {
+        lock(&self.log).examples.clear();
+    }
+
     /// Reports the examples that an event led to, and its processing time.
     pub fn learned(&self, applied: &[Applied], took: Duration) {
         if applied.is_empty() {
