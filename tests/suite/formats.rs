@@ -431,9 +431,9 @@ impl Numbers {
         }
     }
 
-    fn rollout(&mut self) -> RolloutRecord {
+    fn rollout(&mut self, configured: StageRecord) -> RolloutRecord {
         RolloutRecord {
-            configured: StageRecord::Shadow,
+            configured,
             stage: StageRecord::Full,
             incumbent: Some(255),
             examples: 69_999,
@@ -476,7 +476,7 @@ impl Numbers {
         }
     }
 
-    fn policy_value(&mut self, rolls_out: bool) -> PolicyValueRecord {
+    fn policy_value(&mut self, rollout: Option<StageRecord>) -> PolicyValueRecord {
         PolicyValueRecord {
             examples: 70_000,
             evaluation: EvaluationRecord {
@@ -488,8 +488,8 @@ impl Numbers {
                 blocks_dropped: 3,
             },
             rewards: vec![ModelRewardsRecord { sum: self.next(), count: 8 }],
-            fallback_mix: if rolls_out { self.list(2) } else { Vec::new() },
-            rollout: rolls_out.then(|| self.rollout()),
+            fallback_mix: if rollout.is_some() { self.list(2) } else { Vec::new() },
+            rollout: rollout.map(|configured| self.rollout(configured)),
             sample_ratio: SampleRatioRecord {
                 models: vec![SharesRecord { played: 40_000, expected: self.next() }, SharesRecord::default()],
                 log_evidence: self.next(),
@@ -570,7 +570,9 @@ fn fixed_records() -> Vec<(&'static str, LearnerRecord)> {
             learned: 300,
             version: 298,
             state,
-            policy_value: n.policy_value(i % 2 == 1),
+            policy_value: n.policy_value(
+                (i % 2 == 1).then(|| [StageRecord::Shadow, StageRecord::Observe, StageRecord::Canary][i / 2 % 3]),
+            ),
             rewarded: 299,
             objective: if i % 2 == 1 { n.objective() } else { ObjectiveRecord::default() },
         };
