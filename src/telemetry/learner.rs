@@ -696,11 +696,7 @@ fn of_models(sheet: &mut Sheet, named: &[String], log: &Log) {
             tops.push((label(), model.top()));
         }
     }
-    sheet.counters(
-        "examples",
-        "Examples since the process started or its configuration was reloaded, by chosen model",
-        traffic,
-    );
+    sheet.counters("examples", "Examples since the start or the last reload, by chosen model", traffic);
     sheet.gauges("rank", "Number of nonzero eigenvalues of a model in the published parameters", ranks);
     sheet.gauges("nuclear_norm", "Sum of the absolute eigenvalues of a model in the published parameters", norms);
     let about = "Eigenvalue of a model with the largest absolute value in the published parameters";
