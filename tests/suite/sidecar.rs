@@ -320,7 +320,7 @@ fn too_many_and_too_slow_requests_are_turned_away() {
     let dir = tempfile::tempdir().unwrap();
     let port = free_port();
     let config = write_config(dir.path(), port, SMALL);
-    with_http(&config, "requests_per_s_max = 1\ntimeout_ms = 100");
+    with_http(&config, "requests_per_s_max = 1\ntimeout_ms = 1000");
     let route = Process::start(&config, &["route", "--serve-uniform"]);
     let client = Client::new(port);
     client.await_status("/ready", 200);
